@@ -1,0 +1,69 @@
+# make demo      train CartPole in an environment of its own (.venv)
+# make test      run the tests of the core and of torch
+# make test-all  run every test, those of the heavy frameworks too
+# make check     format, lint, types, architecture, tests: what CI checks
+#
+# PYTHON=python3.12 chooses the interpreter; ARGS="-k queue" goes to pytest or to the demo.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test test-all check static format-check lint types architecture format clean
+.NOTPARALLEL:
+
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
+
+demo: $(VENV)/demo.stamp
+	@$(BIN)/paceline demo $(ARGS)
+
+test: $(VENV)/test.stamp
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-all: test
+
+check: static test
+
+static: format-check lint types architecture
+
+format-check: $(VENV)/dev.stamp
+	@$(BIN)/ruff format --check .
+
+lint: $(VENV)/dev.stamp
+	@$(BIN)/ruff check .
+
+types: $(VENV)/dev.stamp
+	@$(BIN)/mypy
+
+architecture: $(VENV)/test.stamp
+	@$(BIN)/python -m pytest --quiet tests/test_architecture.py
+
+format: $(VENV)/dev.stamp
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+# One stamp for each set of extras; installing again is left out until the metadata change.
+$(VENV)/%.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
+	@echo "installing paceline[$*] into $(VENV), once"
+	@$(PIP) --editable '.[$*]'
+	@touch $@
+
+$(VENV)/made.stamp:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "paceline needs Python 3.11 or newer; '$(PYTHON)' was not found." \
+	    "Name yours: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "paceline needs Python 3.11 or newer; '$(PYTHON)' is" \
+	    "$$($(PYTHON) --version 2>&1). Name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+.PRECIOUS: $(VENV)/%.stamp
