@@ -148,13 +148,14 @@ each_file = pytest.mark.parametrize("file", FILES, ids=short)
 @each_file
 def test_a_module_imports_only_from_lower_floors(file: Path) -> None:
     importer = module_name(file)
+    height = floor(importer)
     wrong = [
-        f"{short(file)}:{found.line} (floor {floor(importer)}) imports {found.name} "
+        f"{short(file)}:{found.line} (floor {height}) imports {found.name} "
         f"(floor {floor(found.name)})"
         for found in imports(file.read_text())
         if found.top == "paceline"
         and room(found.name) != room(importer)
-        and floor(found.name) >= floor(importer)
+        and floor(found.name) >= height
     ]
     assert not wrong
 
@@ -226,17 +227,17 @@ def test_the_public_names_are_these_and_no_others() -> None:
 def test_importing_paceline_imports_nothing_heavy() -> None:
     program = "import json, sys, paceline; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert sorted(loaded & OWN_PLACES.keys()) == []
 
 
 def test_an_import_inside_a_function_does_not_escape_these_rules() -> None:
-    source = "import os\ndef f():\n    from paceline import core\n    import torch.nn\n"
+    source = "import os\ndef f():\n    from paceline import _version\n    import torch.nn\n"
     expected = [
         Import("os", 1, in_function=False),
-        Import("paceline.core", 3, in_function=True),
+        Import("paceline._version", 3, in_function=True),
         Import("torch.nn", 4, in_function=True),
     ]
     assert imports(source) == expected
