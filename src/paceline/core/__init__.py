@@ -1,0 +1,1 @@
+"""The pure part: no thread, lock, socket or file."""

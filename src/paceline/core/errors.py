@@ -1,0 +1,63 @@
+"""Every error that users meet, told apart by who must act.
+
+A message says, on one line, what was asked, what was found, and what was wanted or exists.
+"""
+
+
+class PacelineError(Exception):
+    """Base of all errors that paceline raises."""
+
+
+class Closed(PacelineError):
+    """You (or your program) closed it: a queue, a collection, a session, a cluster."""
+
+
+class Disconnected(PacelineError):
+    """They are gone: the process at the other end of a connection ended or was cut off."""
+
+
+class TimedOut(PacelineError, TimeoutError):
+    """Not yet: the deadline passed, nothing was changed, and asking again is safe."""
+
+
+class SchemaError(PacelineError, ValueError):
+    """The data does not have the declared structure; the message names the first odd leaf."""
+
+
+class UnknownName(PacelineError, KeyError):
+    """There is no such thing; the message lists what there is."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class WorkerFailed(PacelineError):
+    """A worker cannot run; the message ends with the worker's own traceback."""
+
+
+class WouldBlock(PacelineError):
+    """With everything in one thread, this wait could never end."""
+
+
+class TooStale(PacelineError):
+    """Item after item was too old for the trainer; the message names versions and causes."""
+
+
+class FunctionError(PacelineError, TypeError):
+    """A function cannot be sent to a worker, or does not do what its role asks of it."""
+
+
+class OutOfMemory(PacelineError, MemoryError):
+    """Shared memory for the data is not to be had; the message has the numbers."""
+
+
+class Refused(PacelineError, PermissionError):
+    """The other end would not have us: wrong secret, other protocol version, a second chief."""
+
+
+class ProtocolError(PacelineError):
+    """A peer sent what the protocol does not allow; its connection is closed."""
+
+
+class Unsupported(PacelineError, NotImplementedError):
+    """This platform or installation cannot do it; the message names the way out."""

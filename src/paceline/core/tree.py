@@ -1,0 +1,378 @@
+"""Trees of arrays: the only data that travels.
+
+A tree is None, a bool, int, float, str or bytes, an array, or a dict, list or tuple of trees. Taken
+apart it is a layout (structure, kinds, dtypes, shapes: bytes that compare equal when the structure
+does), the plain values, and the arrays, which lie one after another in a single block of memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import SchemaError
+
+Tree: TypeAlias = Any
+Array: TypeAlias = NDArray[Any]
+Convert: TypeAlias = Callable[[Any, str], Tree]
+
+ALIGNMENT = 64
+MAX_DEPTH = 64
+ALLOWED = "None, bool, int, float, str, bytes, arrays, and dict, list, tuple of them"
+
+try:
+    import ml_dtypes
+
+    BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+except ImportError:
+    # NumPy has no bfloat16 of its own; a named field keeps the bits and tells them from uint16.
+    BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+
+_PLAIN: dict[type, str] = {
+    type(None): "none",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    bytes: "bytes",
+}
+
+
+class Leaf(NamedTuple):
+    """What is declared of one leaf: `kind` is a dtype for arrays, else the plain type's name."""
+
+    kind: str
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return self.kind
+        return f"{dtype_named(self.kind).name}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A tree taken apart; `arrays` still alias the caller's memory."""
+
+    layout: bytes
+    values: tuple[Any, ...]
+    arrays: list[Array]
+    nbytes: int
+
+    def write(self, block: memoryview) -> None:
+        """Copy the arrays into `block`, `nbytes` long, each at its 64-byte aligned place."""
+        offset = 0
+        for array in self.arrays:
+            size = array.nbytes
+            if size:
+                place: Array = np.frombuffer(block, array.dtype, array.size, offset)
+                np.copyto(place.reshape(array.shape), array)
+                offset += _aligned(size)
+
+
+class Layout(NamedTuple):
+    """A decoded layout: the nested structure and its leaves in order."""
+
+    structure: Any
+    leaves: tuple[Leaf, ...]
+    places: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
+    nbytes: int
+
+
+def flatten(tree: Tree, convert: Convert | None = None) -> Flat:
+    """Take `tree` apart.
+
+    Values of other types are given to `convert(value, path)`, which returns a tree of known ones.
+
+    Raises:
+        SchemaError: a leaf may not travel; the message has its path and what is allowed.
+    """
+    leaves: list[Any] = []
+    values: list[Any] = []
+    arrays: list[Array] = []
+    structure = _take(tree, (), leaves, values, arrays, convert or refuse)
+    nbytes = 0
+    for array in arrays:
+        nbytes += _aligned(array.nbytes)
+    return Flat(_encode((structure, leaves)), tuple(values), arrays, nbytes)
+
+
+def unflatten(layout: bytes, values: Sequence[Any], block: Array | None) -> Tree:
+    """Put a tree together again; its arrays are views of `block` (uint8), sharing its flags."""
+    plan = decoded(layout)
+    arrays = views(plan, block)
+    return _build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
+
+
+def views(plan: Layout, block: Array | None) -> list[Array]:
+    """The arrays of a layout as views of `block`, in order."""
+    made = []
+    for dtype, shape, offset, size in plan.places:
+        if size and block is not None:
+            made.append(block[offset : offset + size].view(dtype).reshape(shape))
+        else:
+            made.append(np.empty(shape, dtype))
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def decoded(layout: bytes) -> Layout:
+    """Decode a layout, and check that it is one.
+
+    Raises:
+        SchemaError: the bytes are not a layout.
+    """
+    try:
+        structure, raw = _decode(layout)
+        leaves = tuple(Leaf(kind, None if shape is None else tuple(shape)) for kind, shape in raw)
+        if _count(structure, 0) != len(leaves):
+            raise ValueError("its structure and its leaves do not agree")
+        return _planned(structure, leaves)
+    except (ValueError, TypeError, KeyError, IndexError, msgspec.MsgspecError) as e:
+        raise SchemaError(f"{len(layout)} bytes are not a layout: {e}") from e
+
+
+def check(found: bytes, declared: bytes, what: str) -> None:
+    """Check that two layouts have equal leaves at equal paths, in whatever order.
+
+    Raises:
+        SchemaError: they do not; the message starts with `what` and names the first odd leaf.
+    """
+    if found == declared:
+        return
+    got, want = _by_path(found), _by_path(declared)
+    for path, leaf in want.items():
+        if path not in got:
+            raise SchemaError(f"{what}: leaf {path} is missing, declared {leaf}")
+        if got[path] != leaf:
+            raise SchemaError(f"{what}: leaf {path} is {got[path]}, declared {leaf}")
+    for path, leaf in got.items():
+        if path not in want:
+            raise SchemaError(f"{what}: leaf {path} is {leaf}, not declared at all")
+
+
+def child(path: str, key: object) -> str:
+    """The path of `key` under `path`: `$.obs`, `$[0]`, `$['fc.weight']`."""
+    if isinstance(key, str) and key.isidentifier():
+        return f"{path}.{key}"
+    return f"{path}[{key!r}]"
+
+
+def paths(layout: bytes) -> list[str]:
+    """The path of every leaf, in order."""
+    found: list[str] = []
+    _walk(decoded(layout).structure, "$", found)
+    return found
+
+
+def refuse(value: object, path: str) -> Tree:
+    """Raise the error for a value that may not travel."""
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    raise SchemaError(f"leaf {path} is a {name}; allowed are {ALLOWED}")
+
+
+def dtype_named(kind: str) -> np.dtype[Any]:
+    """The dtype of a leaf's kind."""
+    return BFLOAT16 if kind == "bfloat16" else np.dtype(kind)
+
+
+def rebuild(tree: Tree, like: Tree, path: str = "$") -> Tree:
+    """Give `tree` the containers of `like`: named tuples and dataclasses come back as such.
+
+    Raises:
+        SchemaError: `like` has another structure; the message names the place.
+    """
+    if isinstance(like, Mapping):
+        if not isinstance(tree, dict) or tree.keys() != like.keys():
+            raise SchemaError(f"{path} is {_shown(tree)}, wanted a dict of {list(like)}")
+        return {key: rebuild(tree[key], part, child(path, key)) for key, part in like.items()}
+    if is_dataclass(like) and not isinstance(like, type):
+        names = [field.name for field in fields(like)]
+        if not isinstance(tree, dict) or set(tree) != set(names):
+            raise SchemaError(f"{path} is {_shown(tree)}, wanted a {type(like).__name__}")
+        parts = {n: rebuild(tree[n], getattr(like, n), child(path, n)) for n in names}
+        return type(like)(**parts)
+    if isinstance(like, (list, tuple)):
+        if not isinstance(tree, (list, tuple)) or len(tree) != len(like):
+            raise SchemaError(f"{path} is {_shown(tree)}, wanted {len(like)} parts")
+        made = [
+            rebuild(a, b, child(path, i)) for i, (a, b) in enumerate(zip(tree, like, strict=True))
+        ]
+        if hasattr(like, "_fields"):
+            return type(like)(*made)
+        return tuple(made) if isinstance(like, tuple) else made
+    return tree
+
+
+def stack(trees: Sequence[tuple[bytes, Sequence[Any], Array | None]]) -> Tree | None:
+    """Join `n` taken-apart trees into one whose leaves gain a leading axis of length `n`.
+
+    Leaves `[*shape]` become `[n, *shape]`, same dtype; numbers and bools become arrays `[n]`; other
+    plain values become lists of length `n`. The result owns new memory. `None` when layouts differ.
+    """
+    layout = trees[0][0]
+    if any(other[0] != layout for other in trees):
+        return None
+    plan = decoded(layout)
+    made = []
+    for dtype, shape, offset, size in plan.places:
+        joined: Array = np.empty((len(trees), *shape), dtype)
+        if size:
+            raw = joined.reshape(-1).view(np.uint8).reshape(len(trees), size)
+            for row, (_, _, block) in zip(raw, trees, strict=True):
+                assert block is not None
+                row[:] = block[offset : offset + size]
+        made.append(joined)
+    columns = [_column(column) for column in zip(*(values for _, values, _ in trees), strict=True)]
+    return _build(plan.structure, iter(plan.leaves), iter(columns), iter(made))
+
+
+# The structure: a dict is ["d", keys, parts], a list ["l", parts], a tuple ["t", parts], a leaf None.
+
+
+def _take(
+    node: Any,
+    path: tuple[object, ...],
+    leaves: list[Any],
+    values: list[Any],
+    arrays: list[Array],
+    convert: Convert,
+) -> Any:
+    kind = type(node)
+    if kind is np.ndarray:
+        leaves.append((_kind(node, path), node.shape))
+        arrays.append(node)
+        return None
+    plain = _PLAIN.get(kind)
+    if plain is not None:
+        if plain == "int" and not -(1 << 63) <= node < 1 << 63:
+            raise SchemaError(f"leaf {_spelled(path)} is an int of more than 64 bits: {node}")
+        leaves.append((plain, None))
+        values.append(node)
+        return None
+    if len(path) > MAX_DEPTH:
+        raise SchemaError(f"{_spelled(path[:3])}... is nested over {MAX_DEPTH} deep (a cycle?)")
+    if kind is dict:
+        keys = tuple(node)
+        for key in keys:
+            if type(key) is not str and type(key) is not int:
+                raise SchemaError(f"{_spelled(path)} has the key {key!r}; keys are str or int")
+        parts = [
+            _take(part, (*path, key), leaves, values, arrays, convert) for key, part in node.items()
+        ]
+        return ("d", keys, parts)
+    if kind is list or kind is tuple:
+        parts = [
+            _take(part, (*path, i), leaves, values, arrays, convert) for i, part in enumerate(node)
+        ]
+        return ("l" if kind is list else "t", parts)
+    return _take(_plainer(node, path, convert), path, leaves, values, arrays, convert)
+
+
+def _plainer(node: Any, path: tuple[object, ...], convert: Convert) -> Any:
+    """Turn a relative of a known type into that type, anything else over to `convert`."""
+    if isinstance(node, (np.ndarray, np.generic)) and not isinstance(node, np.ma.MaskedArray):
+        return np.asarray(node)
+    if isinstance(node, tuple):
+        return tuple(node)
+    if is_dataclass(node) and not isinstance(node, type):
+        return {field.name: getattr(node, field.name) for field in fields(node)}
+    for base in (int, float, str, bytes, list, dict):
+        if isinstance(node, base):
+            return base(node)
+    if isinstance(node, Mapping):
+        return dict(node)
+    return convert(node, _spelled(path))
+
+
+def _kind(array: Array, path: tuple[object, ...]) -> str:
+    dtype = array.dtype
+    if dtype == BFLOAT16:
+        return "bfloat16"
+    if dtype.kind not in "biufcSUmM":
+        raise SchemaError(f"leaf {_spelled(path)} is an array of {dtype}; allowed are {ALLOWED}")
+    return dtype.str
+
+
+def _build(structure: Any, leaves: Any, values: Any, arrays: Any) -> Tree:
+    if structure is None:
+        return next(values) if next(leaves).shape is None else next(arrays)
+    if structure[0] == "d":
+        parts = [_build(part, leaves, values, arrays) for part in structure[2]]
+        return dict(zip(structure[1], parts, strict=True))
+    parts = [_build(part, leaves, values, arrays) for part in structure[1]]
+    return parts if structure[0] == "l" else tuple(parts)
+
+
+def _planned(structure: Any, leaves: tuple[Leaf, ...]) -> Layout:
+    places = []
+    nbytes = 0
+    for kind, shape in leaves:
+        if shape is None:
+            if kind not in _PLAIN.values():
+                raise ValueError(f"unknown kind {kind!r}")
+            continue
+        dtype = dtype_named(kind)
+        if dtype.hasobject or any(type(n) is not int or n < 0 for n in shape):
+            raise ValueError(f"a leaf of {kind}{list(shape)}")
+        size = dtype.itemsize
+        for n in shape:
+            size *= n
+        places.append((dtype, shape, nbytes, size))
+        nbytes += _aligned(size)
+    return Layout(structure, leaves, tuple(places), nbytes)
+
+
+def _count(structure: Any, depth: int) -> int:
+    if structure is None:
+        return 1
+    if depth > MAX_DEPTH:
+        raise ValueError("it is nested too deep")
+    tag, parts = structure[0], structure[-1]
+    if tag not in ("d", "l", "t") or (tag == "d" and len(structure[1]) != len(parts)):
+        raise ValueError(f"it has a node {tag!r}")
+    return sum(_count(part, depth + 1) for part in parts)
+
+
+def _walk(structure: Any, path: str, found: list[str]) -> None:
+    if structure is None:
+        found.append(path)
+        return
+    keys = structure[1] if structure[0] == "d" else range(len(structure[1]))
+    for key, part in zip(keys, structure[-1], strict=True):
+        _walk(part, child(path, key), found)
+
+
+def _by_path(layout: bytes) -> dict[str, Leaf]:
+    return dict(zip(paths(layout), decoded(layout).leaves, strict=True))
+
+
+def _column(column: tuple[Any, ...]) -> Any:
+    if all(type(value) in (bool, int, float) for value in column):
+        return np.array(column)
+    return list(column)
+
+
+def _spelled(path: tuple[object, ...]) -> str:
+    return functools.reduce(child, path, "$")
+
+
+def _shown(tree: Tree) -> str:
+    if isinstance(tree, dict):
+        return f"a dict of {list(tree)}"
+    return f"{type(tree).__name__} of {len(tree)}" if isinstance(tree, (list, tuple)) else "a leaf"
+
+
+def _aligned(size: int) -> int:
+    return (size + ALIGNMENT - 1) & -ALIGNMENT
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode

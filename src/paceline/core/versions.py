@@ -1,0 +1,25 @@
+"""Versions: one int64 that only grows, the epoch in its high bits, a count in its low ones."""
+
+COUNT_BITS = 31
+
+
+def first(epoch: int) -> int:
+    """The version before the first one of `epoch`."""
+    return epoch << COUNT_BITS
+
+
+def epoch_of(version: int) -> int:
+    """The epoch a version belongs to."""
+    return version >> COUNT_BITS
+
+
+def count_of(version: int) -> int:
+    """The number of assigns in its epoch up to this version: what people read."""
+    return version & ((1 << COUNT_BITS) - 1)
+
+
+def lag(current: int, stamped: int) -> int | None:
+    """Versions assigned after `stamped`, never negative; `None` across epochs."""
+    if epoch_of(current) != epoch_of(stamped):
+        return None
+    return max(0, current - stamped)
