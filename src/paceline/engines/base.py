@@ -1,0 +1,201 @@
+"""What an engine is: it starts tasks, carries their messages and output, and ends them."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Protocol, Self, final
+
+from paceline.core.errors import UnknownName
+
+Stream = Literal["stdout", "stderr"]
+
+# Where each engine's class is, as text: an engine is imported when it is used.
+ENGINES = {
+    "processes": "paceline.engines.processes:ProcessEngine",
+    "serial": "paceline.engines.serial:SerialEngine",
+}
+
+_THREADS = (
+    "BLIS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+class Link(ABC):
+    """A task's private line to its launcher."""
+
+    @abstractmethod
+    def send(self, message: object) -> None:
+        """Hand `message`, anything that pickles, to the launcher.
+
+        Raises:
+            EOFError: the launcher is gone.
+        """
+
+    @abstractmethod
+    def receive(self, timeout: float | None = None) -> object:
+        """Return the launcher's next message; messages come in the order they were sent.
+
+        Raises:
+            EOFError: the launcher closed the line or is gone: the task should end.
+            TimedOut: none came; nothing is lost.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """What to start: `target(link)` runs in the task, which ends with status 0 when it returns.
+
+    The name is put in front of the task's output. `threads` bounds those of BLAS and OpenMP.
+    `devices` are the accelerators that the task sees, as in `CUDA_VISIBLE_DEVICES`. `env` adds
+    variables of the environment and wins over what the rest would set. The descriptors in
+    `inherit` stay open in the task under their numbers, where the task is a process.
+    """
+
+    name: str
+    target: Callable[[Link], None]
+    threads: int = 1
+    devices: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    inherit: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a task ended: by itself with `status`, or by `signal`.
+
+    `error` is the traceback of what its target raised, as text.
+    """
+
+    status: int | None = None
+    signal: str | None = None
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal}" if self.signal else f"exit status {self.status}"
+
+
+class Task(ABC):
+    """A task as its launcher sees it."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """The number of the task's process; `None` when it has none of its own."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """False from the moment at which its listener is told that it ended."""
+
+    @abstractmethod
+    def send(self, message: object) -> None:
+        """Hand `message`, anything that pickles, to the task, and return without waiting for it.
+
+        What the task has not received yet is kept in memory. A message to a task that is ending is
+        dropped, as it would be a moment later.
+
+        Raises:
+            Closed: the task has ended, or its line was closed by `stop`.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the task and the processes that it started, at once; its listener hears of it."""
+
+
+class Listener(Protocol):
+    """Who hears of a task. Called on the engine's own thread: be quick, never wait, never raise.
+
+    From here tasks may be started, sent to and killed, but not stopped.
+    """
+
+    def received(self, task: Task, message: object, /) -> None: ...
+
+    def printed(self, task: Task, line: str, stream: Stream, /) -> None:
+        """Hear a line of output, without its end. Long lines come in pieces."""
+
+    def ended(self, task: Task, end: Exit, /) -> None:
+        """Hear the end: called once, after the task's last message and last line."""
+
+
+class Engine(ABC):
+    """Starts tasks and owns them until they ended. Closing it ends all of them."""
+
+    @abstractmethod
+    def start(self, spec: TaskSpec, listener: Listener) -> Task:
+        """Start a task; return once it exists, before its target runs or has been loaded.
+
+        Raises:
+            Closed: the engine is closed.
+            FunctionError: the target cannot travel to where the task runs.
+            WorkerFailed: the machine refused to start it; the message says why.
+        """
+
+    @abstractmethod
+    def stop(self, task: Task, timeout: float) -> None:
+        """Close the task's line, give it `timeout` seconds to end by itself, then kill it.
+
+        When this returns, the task's listener has heard of the end.
+        """
+
+    @abstractmethod
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop all tasks, which share the `timeout`; closing twice is fine.
+
+        Afterwards no thread, process or descriptor of the engine is left.
+        """
+
+    @final
+    def __enter__(self) -> Self:
+        return self
+
+    @final
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def engine(name: str) -> Engine:
+    """Make the engine of that name.
+
+    Raises:
+        UnknownName: there is none; the message lists those that exist.
+        Unsupported: it cannot run on this platform.
+    """
+    if name not in ENGINES:
+        raise UnknownName(f"no engine {name!r}; there are {sorted(ENGINES)}")
+    module, _, kind = ENGINES[name].partition(":")
+    made = getattr(importlib.import_module(module), kind)()
+    assert isinstance(made, Engine)
+    return made
+
+
+def hygiene(spec: TaskSpec) -> dict[str, str]:
+    """Return the variables that a task's environment gets beside the launcher's own.
+
+    They must be set before NumPy or a framework is imported, which read them once.
+    """
+    return {
+        **dict.fromkeys(_THREADS, str(spec.threads)),
+        **dict.fromkeys(_DEVICES, spec.devices),
+        **({} if spec.devices else {"JAX_PLATFORMS": "cpu"}),
+        # Output is to be seen when it is printed, not when the task ends.
+        "PYTHONUNBUFFERED": "1",
+        **spec.env,
+    }
