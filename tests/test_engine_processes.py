@@ -263,19 +263,19 @@ def test_output_arrives_line_by_line_before_the_end(
     assert recorder.events[-1].what == "ended"
 
 
-def test_what_a_killed_task_had_printed_is_heard(
+def test_what_a_killed_task_had_printed_and_sent_is_heard(
     processes: ProcessEngine, recorder: Recorder
 ) -> None:
     def target(link: Link) -> None:
         for number in range(1000):
             print(number)  # noqa: T201
-        link.send("last words")
+            link.send(number)
         os.kill(os.getpid(), signal.SIGKILL)
 
     processes.start(TaskSpec("worker:0", target), recorder)
     assert recorder.exit("worker:0") == Exit(signal="SIGKILL")
     assert recorder.heard("worker:0", "stdout") == [str(number) for number in range(1000)]
-    assert recorder.heard("worker:0", "received") == ["last words"]
+    assert recorder.heard("worker:0", "received") == list(range(1000))
 
 
 @pytest.mark.parametrize(
@@ -481,15 +481,15 @@ from paceline.engines.base import TaskSpec
 from paceline.engines.processes import ProcessEngine
 from paceline.testing.engines import Recorder
 
-held = int(sys.argv[1])
+held, companion = int(sys.argv[1]), sys.argv[2:]
 
 def idle(link):
-    subprocess.Popen(["sleep", "600"], pass_fds=(held,))
+    if companion:
+        subprocess.Popen(companion, pass_fds=(held,))
     link.send("ready")
-    link.receive()
+    threading.Event().wait()
 
 def stuck(link):
-    subprocess.Popen(["sleep", "600"], pass_fds=(held,))
     link.send("ready")
     ctypes.PyDLL(None).sleep(600)  # holds the interpreter lock
 
@@ -502,15 +502,11 @@ print("ready", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    "last_line",
-    ["threading.Event().wait()", "os._exit(0)", "sys.exit(0)"],
-    ids=["killed", "exits at once", "exits without a close"],
-)
-def test_tasks_and_what_they_started_do_not_outlive_their_launcher(last_line: str) -> None:
+def watch_a_launcher(end: str, *companion: str) -> None:
+    """Run a launcher, whose last line is `end`, and see that nothing outlives it."""
     witness = Witness()
     with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER + last_line, str(witness.held)],
+        [sys.executable, "-c", LAUNCHER + end, str(witness.held), *companion],
         pass_fds=(witness.held,),
         stdout=subprocess.PIPE,
         text=True,
@@ -518,6 +514,26 @@ def test_tasks_and_what_they_started_do_not_outlive_their_launcher(last_line: st
         witness.release()
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "ready\n"
-        if "wait" in last_line:
-            launcher.kill()
         witness.wait()
+
+
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "sys.exit(0)"]
+)
+def test_tasks_and_what_they_started_do_not_outlive_their_launcher(end: str) -> None:
+    watch_a_launcher(f"import signal\n{end}", "sleep", "600")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal exists on Linux only")
+def test_tasks_end_with_their_launcher_when_their_guard_was_killed_first() -> None:
+    watch_a_launcher("engine._guard._process.kill()\nos._exit(0)")
+
+
+def test_a_guard_that_was_killed_is_replaced(processes: ProcessEngine, recorder: Recorder) -> None:
+    for index in range(2):
+        processes.start(TaskSpec(f"echo:{index}", echo), recorder).send(index)
+        recorder.wait(f"echo:{index}", "received")
+        guard = processes._guard._process
+        assert guard is not None
+        guard.kill()
+        guard.wait()
