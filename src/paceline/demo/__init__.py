@@ -1,0 +1,1 @@
+"""The program behind `paceline demo`: CartPole-v1, an actor-critic in NumPy, PPO."""
