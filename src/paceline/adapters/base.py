@@ -122,13 +122,13 @@ def adapter_for(value: Any) -> Adapter | None:
 
 
 def convert(leaf: Any, path: str) -> Tree:
-    """The tree of a leaf that is no plain data: the hook of `core.tree.flatten`.
+    """The tree of a framework's object, `leaf` itself if it is none: the hook of `core.tree.flatten`.
 
     Raises:
-        SchemaError: no adapter owns it, or its framework's adapter refuses it.
+        SchemaError: its framework's adapter refuses it.
     """
     found = adapter_for(leaf)
-    return refuse(leaf, path) if found is None else found.to_tree(leaf, path)
+    return leaf if found is None else found.to_tree(leaf, path)
 
 
 def read_into(target: Any, tree: Tree, what: str = "read_into") -> None:

@@ -23,7 +23,7 @@ class Head(Message):
     layout: bytes
     values: list[Any]
     version: int = NO_VERSION
-    metrics: dict[str, float] | None = None
+    metrics: dict[str, list[float]] | None = None
 
 
 class Request(Message, Generic[R], frozen=True, gc=False):
@@ -91,11 +91,11 @@ class Joined(Message, tag=108):
     """The session is a member; the number is its own."""
 
     session: int
+    index: int
+    epoch: int
 
 
-Reply: TypeAlias = (
-    Done | Version | Value | Defined | Items | Granted | Text | Failed | Joined
-)
+Reply: TypeAlias = Done | Version | Value | Defined | Items | Granted | Text | Failed | Joined
 
 
 # Requests
@@ -256,6 +256,20 @@ class EndCollection(Request[Done], tag=33, frozen=True, gc=False):
     name: str
 
 
+class Drain(Request[Done], tag=35, frozen=True, gc=False):
+    """Every worker's function has returned: what is left is all there will be."""
+
+    name: str
+
+
+class Delivered(Request[Done], tag=36, frozen=True, gc=False):
+    """One way: the trainer has its batch, or gives it back."""
+
+    name: str
+    delivery: int
+    returned: bool = False
+
+
 class CollectionStats(Request[Text], tag=34, frozen=True, gc=False):
     """A collection's counters."""
 
@@ -263,9 +277,30 @@ class CollectionStats(Request[Text], tag=34, frozen=True, gc=False):
 
 
 Requests: TypeAlias = (
-    Join | Leave | Cancel | Resources | Stop | Define | Await | Assign | Add | Read
-    | DefineQueue | FindQueue | Enqueue | Dequeue | Receipt | CloseQueue | QueueStats
-    | OpenCollection | Offer | Next | EndCollection | CollectionStats
+    Join
+    | Leave
+    | Cancel
+    | Resources
+    | Stop
+    | Define
+    | Await
+    | Assign
+    | Add
+    | Read
+    | DefineQueue
+    | FindQueue
+    | Enqueue
+    | Dequeue
+    | Receipt
+    | CloseQueue
+    | QueueStats
+    | OpenCollection
+    | Offer
+    | Next
+    | Drain
+    | Delivered
+    | EndCollection
+    | CollectionStats
 )
 
 encode = msgspec.msgpack.Encoder().encode

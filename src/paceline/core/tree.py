@@ -53,7 +53,8 @@ class Leaf(NamedTuple):
     def __str__(self) -> str:
         if self.shape is None:
             return self.kind
-        return f"{dtype_named(self.kind).name}[{','.join(map(str, self.shape))}]"
+        name = self.kind if self.kind == "bfloat16" else np.dtype(self.kind).name
+        return f"{name}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class Layout(NamedTuple):
 def flatten(tree: Tree, convert: Convert | None = None) -> Flat:
     """Take `tree` apart.
 
-    Values of other types are given to `convert(value, path)`, which returns a tree of known ones.
+    Values of other types are given to `convert(value, path)`, which returns a tree of known ones,
+    or the value itself when it does not know it either.
 
     Raises:
         SchemaError: a leaf may not travel; the message has its path and what is allowed.
@@ -96,7 +98,7 @@ def flatten(tree: Tree, convert: Convert | None = None) -> Flat:
     leaves: list[Any] = []
     values: list[Any] = []
     arrays: list[Array] = []
-    structure = _take(tree, (), leaves, values, arrays, convert or refuse)
+    structure = _take(tree, (), leaves, values, arrays, convert)
     nbytes = 0
     for array in arrays:
         nbytes += _aligned(array.nbytes)
@@ -243,7 +245,7 @@ def _take(
     leaves: list[Any],
     values: list[Any],
     arrays: list[Array],
-    convert: Convert,
+    convert: Convert | None,
 ) -> Any:
     kind = type(node)
     if kind is np.ndarray:
@@ -276,20 +278,23 @@ def _take(
     return _take(_plainer(node, path, convert), path, leaves, values, arrays, convert)
 
 
-def _plainer(node: Any, path: tuple[object, ...], convert: Convert) -> Any:
-    """Turn a relative of a known type into that type, anything else over to `convert`."""
+def _plainer(node: Any, path: tuple[object, ...], convert: Convert | None) -> Any:
+    """Turn a relative of a known type into that type."""
     if isinstance(node, (np.ndarray, np.generic)) and not isinstance(node, np.ma.MaskedArray):
         return np.asarray(node)
     if isinstance(node, tuple):
         return tuple(node)
-    if is_dataclass(node) and not isinstance(node, type):
-        return {field.name: getattr(node, field.name) for field in fields(node)}
     for base in (int, float, str, bytes, list, dict):
         if isinstance(node, base):
             return base(node)
     if isinstance(node, Mapping):
         return dict(node)
-    return convert(node, _spelled(path))
+    made = node if convert is None else convert(node, _spelled(path))
+    if made is not node:
+        return made
+    if is_dataclass(node) and not isinstance(node, type):
+        return {field.name: getattr(node, field.name) for field in fields(node)}
+    return refuse(node, _spelled(path))
 
 
 def _kind(array: Array, path: tuple[object, ...]) -> str:

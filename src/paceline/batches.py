@@ -1,0 +1,88 @@
+"""What a trainer gets: items stacked, each with its stamp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.adapters.base import adapter
+from paceline.core import messages as m
+from paceline.core import versions
+from paceline.packing import stacked
+from paceline.transports.base import Memory
+
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Batch(Generic[D]):
+    """`n` items. It owns its memory, which may be written.
+
+    Attributes:
+        data: the items stacked: leaves `[*shape]` are `[n, *shape]`, numbers `[n]`, other plain
+            values lists of `n`. Where the items' shapes differ, a list of `n` trees.
+        version: int64 `[n]`, the version each item was made with; -1 where it has no stamp.
+        lag: int64 `[n]`, versions assigned since then when the batch was handed over; empty where
+            nothing is stamped.
+        worker: the task that made each item, such as `worker:0`.
+        metrics: for each name that workers logged, all values as float64, in item order.
+    """
+
+    data: D
+    version: NDArray[np.int64]
+    lag: NDArray[np.int64]
+    worker: tuple[str, ...]
+    metrics: dict[str, NDArray[np.float64]]
+
+    def __len__(self) -> int:
+        return len(self.worker)
+
+    def __repr__(self) -> str:
+        made = sorted({versions.count_of(int(v)) for v in self.version if v >= 0})
+        lag = f", lag <= {self.lag.max()}" if self.lag.size else ""
+        return f"<Batch of {len(self)} items, versions {made}{lag}>"
+
+    def to(self, framework: str, device: Any = None) -> Batch[Any]:
+        """The same batch with the framework's arrays, such as `to("torch", device="cuda")`.
+
+        On the processor they use this batch's memory: what writes one writes the other.
+
+        Raises:
+            UnknownName: there is no adapter for that framework.
+            Unsupported: the framework is not installed.
+        """
+        found = adapter(framework)
+
+        def moved(node: Any) -> Any:
+            if isinstance(node, np.ndarray):
+                return found.to_device(node, device)
+            if isinstance(node, dict):
+                return {key: moved(part) for key, part in node.items()}
+            if isinstance(node, (list, tuple)):
+                return type(node)(moved(part) for part in node)
+            return node
+
+        return replace(self, data=moved(self.data))
+
+
+def assembled(items: m.Items, memories: Sequence[Memory | None]) -> Batch[Any]:
+    """The batch of a delivery."""
+    heads = items.items
+    names = sorted({name for head in heads for name in head.metrics or ()})
+    return Batch(
+        data=stacked(heads, memories),
+        version=np.array([head.version for head in heads], np.int64),
+        lag=np.array(items.lags, np.int64),
+        worker=tuple(items.producers),
+        metrics={
+            name: np.array(
+                [value for head in heads for value in (head.metrics or {}).get(name, ())],
+                np.float64,
+            )
+            for name in names
+        },
+    )

@@ -1,0 +1,266 @@
+"""One line to one server: requests and their replies, from any thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from paceline.core import messages as m
+from paceline.core.codec import ERROR, ONE_WAY, REQUEST
+from paceline.core.errors import Disconnected, PacelineError, TimedOut, WouldBlock
+from paceline.transports.base import Arena, Buffers, Channel, Frame, Memory
+
+R = TypeVar("R")
+
+GRACE = 60.0
+"""Seconds beyond a request's own timeout after which a silent server counts as gone."""
+
+CANCEL_LIMIT = 5.0
+
+
+class _Waiter:
+    __slots__ = ("frame", "wake")
+
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
+        self.wake: threading.Lock | None = None
+
+
+class Pending:
+    """A request that was sent and whose reply has not been taken yet."""
+
+    __slots__ = ("_connection", "_deadline", "_number", "_waiter")
+
+    def __init__(
+        self, connection: Connection, number: int, waiter: _Waiter, deadline: float | None
+    ) -> None:
+        self._connection = connection
+        self._number = number
+        self._waiter = waiter
+        self._deadline = deadline
+
+    def result(self) -> tuple[Any, Buffers]:
+        """Wait for the reply.
+
+        Raises:
+            PacelineError: the server's own, as its class says.
+            Disconnected: the connection ended first; whether it was applied is unknown.
+        """
+        return self._connection.await_reply(self._number, self._waiter, self._deadline)
+
+
+class Connection:
+    """Calls to one server. Of several waiting threads one reads for all.
+
+    What a request may wait for, and when its time is up, is decided by the server: a call ends with
+    the server's verdict, or with `Disconnected`.
+    """
+
+    def __init__(self, channel: Channel, arena: Arena, address: str) -> None:
+        self.address = address
+        self.arena = arena
+        self.session = 0
+        self._channel = channel
+        self._numbers = itertools.count(1)
+        self._waiters: dict[int, _Waiter] = {}
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._broken: PacelineError | None = None
+
+    def call(self, request: m.Request[R], buffers: Buffers = (), timeout: float | None = 0.0) -> R:
+        """Send a request that is answered without buffers, and wait for its reply."""
+        reply, _ = self.exchange(request, buffers, timeout)
+        return reply
+
+    def exchange(
+        self,
+        request: m.Request[R],
+        buffers: Buffers = (),
+        timeout: float | None = 0.0,
+        undo: Callable[[R], m.Request[Any]] | None = None,
+    ) -> tuple[R, Buffers]:
+        """Send a request and wait for its reply and the reply's buffers.
+
+        `timeout` is how long the server may wait before it answers. When this thread is
+        interrupted, the request is cancelled; if it had been carried out already, what `undo` makes
+        of its reply is sent.
+        """
+        number = next(self._numbers)
+        waiter = _Waiter()
+        self._waiters[number] = waiter
+        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
+        try:
+            self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
+            return self._settled(self._wait(waiter, deadline))
+        except WouldBlock as e:
+            raise WouldBlock(f"{self._cancelled(number, waiter, undo)}; {e}") from None
+        except (KeyboardInterrupt, SystemExit):
+            self._cancelled(number, waiter, undo)
+            raise
+        finally:
+            self._waiters.pop(number, None)
+
+    def post(
+        self, request: m.Request[R], buffers: Buffers = (), timeout: float | None = 0.0
+    ) -> Pending:
+        """Send a request; its reply is taken later."""
+        number = next(self._numbers)
+        waiter = _Waiter()
+        self._waiters[number] = waiter
+        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
+        self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
+        return Pending(self, number, waiter, deadline)
+
+    def await_reply(
+        self, number: int, waiter: _Waiter, deadline: float | None
+    ) -> tuple[Any, Buffers]:
+        """Take the reply of a posted request."""
+        try:
+            return self._settled(self._wait(waiter, deadline))
+        finally:
+            self._waiters.pop(number, None)
+
+    def tell(self, request: m.Request[Any]) -> None:
+        """Send a request that has no reply."""
+        self._send(Frame(ONE_WAY, 0, m.encode(request), (), self.session))
+
+    def alive(self) -> bool:
+        """Whether the server is still there, without asking it."""
+        return self._broken is None and self._channel.alive()
+
+    def give_back(self) -> None:
+        """Let the server know now which of its buffers are no longer used here."""
+        self._channel.flush()
+
+    def close(self) -> None:
+        """End the connection; what waits in other threads ends with `Disconnected`. Idempotent."""
+        if self._broken is None:
+            self._broken = Disconnected(f"the connection to {self.address} was closed")
+        self._channel.close()
+        self._wake_all()
+
+    # Waiting
+
+    def _send(self, frame: Frame) -> None:
+        if self._broken is not None:
+            raise self._ended(self._broken)
+        try:
+            self._channel.send(frame)
+        except Disconnected as e:
+            self._break(e)
+            raise self._ended(e) from e
+
+    def _wait(self, waiter: _Waiter, deadline: float | None) -> Frame:
+        while waiter.frame is None:
+            if self._reading.acquire(blocking=False):
+                try:
+                    self._read_until(waiter, deadline)
+                finally:
+                    self._pass_on()
+                continue
+            with self._lock:
+                if waiter.frame is not None:
+                    break
+                if waiter.wake is None:
+                    waiter.wake = threading.Lock()
+                waiter.wake.acquire(blocking=False)
+                if not self._reading.locked():
+                    continue
+                wake = waiter.wake
+            limit = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            if not wake.acquire(timeout=limit):
+                self._give_up()
+        return waiter.frame
+
+    def _read_until(self, waiter: _Waiter, deadline: float | None) -> None:
+        while waiter.frame is None:
+            if self._broken is not None:
+                raise self._ended(self._broken)
+            limit = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                frame = self._channel.receive(limit)
+            except WouldBlock:
+                raise
+            except PacelineError as e:
+                self._break(e)
+                raise self._ended(e) from e
+            if frame is not None:
+                self._dispatch(frame)
+            elif deadline is not None and time.monotonic() >= deadline:
+                self._give_up()
+
+    def _dispatch(self, frame: Frame) -> None:
+        waiter = self._waiters.get(frame.request)
+        if waiter is None:
+            return
+        with self._lock:
+            waiter.frame = frame
+            if waiter.wake is not None:
+                _set(waiter.wake)
+
+    def _pass_on(self) -> None:
+        """Stop reading, and let another waiting thread take over."""
+        with self._lock:
+            self._reading.release()
+            if len(self._waiters) > 1 or self._broken is not None:
+                for waiter in list(self._waiters.values()):
+                    if waiter.wake is not None and waiter.frame is None:
+                        _set(waiter.wake)
+                        if self._broken is None:
+                            break
+
+    def _wake_all(self) -> None:
+        with self._lock:
+            for waiter in list(self._waiters.values()):
+                if waiter.wake is not None:
+                    _set(waiter.wake)
+
+    def _break(self, error: PacelineError) -> None:
+        if self._broken is None:
+            self._broken = error
+        self._channel.close()
+        self._wake_all()
+
+    def _give_up(self) -> None:
+        self._break(Disconnected(f"no verdict within {GRACE:.0f} s of a request's own timeout"))
+
+    def _ended(self, error: PacelineError) -> PacelineError:
+        return type(error)(f"{self.address}: {error}")
+
+    def _cancelled(
+        self, number: int, waiter: _Waiter, undo: Callable[[Any], m.Request[Any]] | None
+    ) -> str:
+        """Take a request back; what it waited for, as the server says it."""
+        try:
+            self.tell(m.Cancel(number))
+            frame = self._wait(waiter, time.monotonic() + CANCEL_LIMIT)
+            if frame.kind != ERROR and undo is not None:
+                self.tell(undo(m.decode_reply(frame.header)))
+            return "" if frame.kind != ERROR else m.decode_reply(frame.header).text
+        except PacelineError as e:
+            return str(e)
+
+    def _settled(self, frame: Frame) -> tuple[Any, Buffers]:
+        reply = m.decode_reply(frame.header)
+        if frame.kind != ERROR:
+            return reply, frame.buffers
+        error = m.revived(reply)
+        if isinstance(error, TimedOut):
+            raise TimedOut(f"{error} (server {self.address})")
+        raise error
+
+
+def memory(buffers: Buffers, place: int = 0) -> Memory | None:
+    """The buffer at a place of a reply."""
+    return buffers[place] if place < len(buffers) else None
+
+
+def _set(wake: threading.Lock) -> None:
+    try:
+        wake.release()
+    except RuntimeError:
+        # It is set already.
+        return

@@ -1,0 +1,49 @@
+"""Sums of trees that lie in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import SchemaError
+from paceline.core.tree import BFLOAT16, Array, decoded, paths, views
+
+
+def add(
+    layout: bytes, a: Array | None, delta_layout: bytes, b: Array | None, out: Array | None
+) -> None:
+    """Write `a + b` to `out`, leaf by leaf, in `a`'s dtype; leaves of `b` are found by their path.
+
+    Raises:
+        SchemaError: a leaf cannot be added.
+    """
+    plan = decoded(layout)
+    others = dict(zip(_arrays(delta_layout), views(decoded(delta_layout), b), strict=True))
+    mine = views(plan, a)
+    for path, x, total in zip(_arrays(layout), mine, views(plan, out), strict=True):
+        if x.dtype.kind not in "iufc" or x.dtype == BFLOAT16:
+            raise SchemaError(f"assign_add: leaf {path} is {x.dtype}, which cannot be added")
+        np.add(x, others[path], out=total)
+
+
+def add_values(
+    layout: bytes, values: Sequence[Any], delta_layout: bytes, delta: Sequence[Any]
+) -> list[Any]:
+    """The plain values after an addition: numbers are added, everything else stays."""
+    others = dict(zip(_plain(delta_layout), delta, strict=True))
+    return [
+        value + others[path] if type(value) in (int, float) else value
+        for path, value in zip(_plain(layout), values, strict=True)
+    ]
+
+
+def _arrays(layout: bytes) -> list[str]:
+    leaves = zip(paths(layout), decoded(layout).leaves, strict=True)
+    return [path for path, leaf in leaves if leaf.shape is not None]
+
+
+def _plain(layout: bytes) -> list[str]:
+    leaves = zip(paths(layout), decoded(layout).leaves, strict=True)
+    return [path for path, leaf in leaves if leaf.shape is None]

@@ -1,0 +1,28 @@
+"""The one sentence inside: ask the state; if it says "not yet", wait for a change and ask again."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final
+
+
+class _NotYet(enum.Enum):
+    NOT_YET = "not yet"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+NOT_YET: Final = _NotYet.NOT_YET
+NotYet = _NotYet
+
+
+class Stored:
+    """A tree as a server keeps it: its layout and plain values, and its arrays' memory, unread."""
+
+    __slots__ = ("layout", "memory", "values")
+
+    def __init__(self, layout: bytes, values: list[Any], memory: Any) -> None:
+        self.layout = layout
+        self.values = values
+        self.memory = memory

@@ -1,0 +1,140 @@
+"""Queues: bounded, shared by all sessions, each item to exactly one consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from paceline.batches import Batch, assembled
+from paceline.connection import Connection
+from paceline.core import messages as m
+from paceline.core.clock import checked_timeout
+from paceline.core.errors import SchemaError
+from paceline.packing import copy, pack
+
+D = TypeVar("D")
+
+
+class Queue(Generic[D]):
+    """A first-in, first-out queue, bounded by items and by bytes.
+
+    A full queue makes producers wait, an empty one consumers. Accepted items are not lost when their
+    producer dies, and go back to the head of the queue when a consumer dies before it had them. Waits
+    that time out have changed nothing.
+    """
+
+    def __init__(
+        self, connection: Connection, name: str, capacity: int, capacity_bytes: int
+    ) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.capacity_bytes = capacity_bytes
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        return (
+            f"<Queue '{self.name}' of {self.capacity} items, {self.capacity_bytes} bytes, on"
+            f" {self._connection.address}>"
+        )
+
+    def __paceline_handle__(self) -> tuple[str, ...]:
+        return ("queue", self.name)
+
+    def enqueue(self, item: D, *, version: int | None = None, timeout: float | None = 60.0) -> None:
+        """Add one item; return when the server has accepted it.
+
+        The item is any tree of arrays and plain values, of any shapes, and is copied. `version` is
+        its stamp: the version of the parameters it was made with.
+
+        Raises:
+            TimedOut: there was no room within `timeout` seconds.
+            Closed: the queue is closed.
+            SchemaError: a leaf may not travel, or the item is larger than the queue.
+        """
+        self.enqueue_many([item], version=version, timeout=timeout)
+
+    def enqueue_many(
+        self, items: Sequence[D], *, version: int | None = None, timeout: float | None = 60.0
+    ) -> None:
+        """Add all of `items` in one step, or none; raises as `enqueue`."""
+        limit = checked_timeout(timeout)
+        stamp = m.NO_VERSION if version is None else version
+        what = f"enqueue '{self.name}'"
+        if len(items) > self.capacity:
+            raise SchemaError(
+                f"{what}: {len(items)} items in one step, but it holds {self.capacity} at most;"
+                " enqueue fewer at a time, or give it a larger capacity="
+            )
+        if not items:
+            return
+        packed = [pack(self._connection.arena, item, what, stamp) for item in items]
+        request = m.Enqueue(self.name, [head for head, _ in packed], limit)
+        self._connection.call(request, [block for _, block in packed], limit)
+
+    def dequeue(self, *, timeout: float | None = 60.0) -> D:
+        """Take the oldest item. Its arrays own their memory.
+
+        Raises:
+            TimedOut: none came within `timeout` seconds; nothing was taken.
+            Closed: the queue is closed and empty.
+        """
+        item: D = self._take(1, 1, timeout, _first)
+        return item
+
+    def dequeue_many(self, n: int, *, timeout: float | None = 60.0) -> Batch[D]:
+        """Take `n` items in one step, stacked into a batch, or none; raises as `dequeue`.
+
+        Raises:
+            SchemaError: `n` is more than the queue can hold.
+        """
+        return self._take(_positive(n), n, timeout, assembled)
+
+    def dequeue_up_to(self, n: int, *, timeout: float | None = 60.0) -> Batch[D]:
+        """Take what there is, at least one item and at most `n`; raises as `dequeue`."""
+        return self._take(1, _positive(n), timeout, assembled)
+
+    @property
+    def size(self) -> int:
+        """How many items it holds, those in delivery included."""
+        return int(self.stats()["stored"])
+
+    def stats(self) -> dict[str, Any]:
+        """Its counters: accepted = delivered + dropped (by reason) + stored, always."""
+        content: dict[str, Any] = self._connection.call(m.QueueStats(self.name)).content
+        return content
+
+    def close(self, *, cancel_pending_enqueues: bool = False) -> None:
+        """No new items. What waits to get in still does, unless cancelled; what is in can be taken.
+
+        When nothing is left, `dequeue` raises `Closed`. Closing twice is fine.
+        """
+        self._connection.call(m.CloseQueue(self.name, cancel_pending_enqueues))
+
+    def _take(self, least: int, most: int, timeout: float | None, made: Any) -> Any:
+        limit = checked_timeout(timeout)
+
+        def back(items: m.Items) -> m.Receipt:
+            return m.Receipt(self.name, items.delivery, True)
+
+        request = m.Dequeue(self.name, least, most, limit)
+        items, buffers = self._connection.exchange(request, timeout=limit, undo=back)
+        try:
+            result = made(items, buffers)
+        except BaseException:
+            self._connection.tell(back(items))
+            raise
+        # The memory is given back together with the receipt.
+        del buffers
+        self._connection.tell(m.Receipt(self.name, items.delivery))
+        return result
+
+
+def _first(items: m.Items, buffers: Any) -> Any:
+    head = items.items[0]
+    return copy(head.layout, head.values, buffers[0])
+
+
+def _positive(n: int) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise SchemaError(f"a number of items is 1 or more, not {n!r}")
+    return n

@@ -1,0 +1,1 @@
+"""The server: `service` answers and waits, a desk per kind of resource, `loop` drives them."""

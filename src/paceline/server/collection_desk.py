@@ -1,0 +1,136 @@
+"""What a server does with collections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.core import messages as m
+from paceline.core.collection_state import CollectionState
+from paceline.core.errors import SchemaError, UnknownName
+from paceline.core.queue_state import QueueState
+from paceline.core.waiting import NOT_YET
+from paceline.server.queue_desk import handed_out, received
+from paceline.server.service import Desk, Handler, Peer, Service, checked_name
+from paceline.server.variable_desk import VariableDesk
+from paceline.transports.base import Frame
+
+
+class CollectionDesk(Desk):
+    """The collections of a server. Each lives where the variable is that stamps its items."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._variables: VariableDesk = service.desk(VariableDesk)
+        self.states: dict[str, CollectionState] = {}
+
+    def handlers(self) -> dict[type, Handler]:
+        return {
+            m.OpenCollection: self._open,
+            m.Offer: self._offer,
+            m.Next: self._next,
+            m.Delivered: self._delivered,
+            m.Drain: self._drain,
+            m.EndCollection: self._end,
+            m.CollectionStats: self._stats,
+        }
+
+    def listing(self) -> tuple[str, dict[str, Any]]:
+        return "collections", {name: state.stats() for name, state in self.states.items()}
+
+    def lost(self, peer: Peer) -> None:
+        for name, state in self.states.items():
+            state.lost(peer)
+            self._changed(name)
+
+    def _collection(self, name: str) -> CollectionState:
+        found = self.states.get(name)
+        if found is None:
+            raise UnknownName(f"no collection '{name}'; there are {sorted(self.states)}")
+        return found
+
+    def _changed(self, name: str) -> None:
+        """Ask the trainer, then the workers."""
+        self._service.parking.changed(("batch", name))
+        self._service.parking.changed(("start", name))
+
+    def _open(self, peer: Peer, request: m.OpenCollection, frame: Frame) -> None:
+        name = checked_name(request.name)
+        if name in self.states:
+            raise SchemaError(f"collection '{name}' exists already")
+        if not 1 <= request.batch_size <= request.capacity:
+            raise SchemaError(
+                f"collection '{name}': batch_size={request.batch_size} is outside of 1 to"
+                f" capacity={request.capacity}"
+            )
+        current = None
+        if request.variable is not None:
+            variable = self._variables.variable(request.variable)
+            current = lambda: variable.version  # noqa: E731
+        queue = QueueState(name, request.capacity, request.capacity_bytes)
+        self.states[name] = CollectionState(queue, request.batch_size, request.max_lag, current)
+        self._service.answer(peer, frame.request, m.Done())
+
+    def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
+        state = self._collection(request.name)
+        state.offer(peer, received(peer, request.items, frame), request.abandoned)
+
+        def attempt() -> Any:
+            granted = state.admit(peer, request.want)
+            return NOT_YET if granted is NOT_YET else m.Granted(granted)
+
+        def what() -> str:
+            return f"start an item of '{request.name}': the trainer is {state.queue.size} behind"
+
+        if request.items or request.abandoned:
+            self._service.parking.changed(("batch", request.name))
+        if request.want:
+            key = ("start", request.name)
+            self._service.ask(peer, frame, key, attempt, request.timeout, what, behind=True)
+        else:
+            self._service.answer(peer, frame.request, m.Granted(0))
+        if request.abandoned:
+            self._service.parking.changed(("start", request.name))
+
+    def _next(self, peer: Peer, request: m.Next, frame: Frame) -> None:
+        state = self._collection(request.name)
+        retry = request.retry
+
+        def attempt() -> Any:
+            nonlocal retry
+            again, retry = retry, True
+            found = state.next(retry=again)
+            if found is NOT_YET:
+                return NOT_YET
+            return handed_out(state.queue, *found, peer)
+
+        def what() -> str:
+            queue = state.queue
+            return (
+                f"next batch of '{request.name}': {queue.size} of {state.batch_size} items are"
+                f" there, {state.running} are being made; {self._service.who()}"
+            )
+
+        key = ("batch", request.name)
+        self._service.ask(peer, frame, key, attempt, request.timeout, what)
+        self._service.parking.changed(("start", request.name))
+
+    def _delivered(self, peer: Peer, request: m.Delivered, frame: Frame) -> None:
+        self._collection(request.name).queue.receipt(
+            request.delivery, peer, returned=request.returned
+        )
+        self._changed(request.name)
+
+    def _drain(self, peer: Peer, request: m.Drain, frame: Frame) -> None:
+        self._collection(request.name).draining = True
+        self._changed(request.name)
+        self._service.answer(peer, frame.request, m.Done())
+
+    def _end(self, peer: Peer, request: m.EndCollection, frame: Frame) -> None:
+        state = self.states.get(request.name)
+        if state is not None:
+            state.end()
+            self._changed(request.name)
+        self._service.answer(peer, frame.request, m.Done())
+
+    def _stats(self, peer: Peer, request: m.CollectionStats, frame: Frame) -> None:
+        self._service.answer(peer, frame.request, m.Text(self._collection(request.name).stats()))

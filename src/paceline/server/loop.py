@@ -1,0 +1,239 @@
+"""What drives a service: an event loop over connections, or calls within one process."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from paceline.core.errors import Disconnected, PacelineError, ProtocolError
+from paceline.server.collection_desk import CollectionDesk
+from paceline.server.queue_desk import QueueDesk
+from paceline.server.service import Finish, Peer, Service, Work
+from paceline.server.variable_desk import VariableDesk
+from paceline.transports.base import transport
+from paceline.transports.greeting import LIMIT, Greeting
+from paceline.transports.memory import MemoryChannel
+
+DESKS = (VariableDesk, QueueDesk, CollectionDesk)
+STRANGERS = 256
+RELEASES = 16
+
+
+class Server:
+    """Serves sessions at its listeners, in the thread that calls `serve`.
+
+    A listener has `fileno`, `accept(secret)` and `close`. `on_note` hears what an operator would
+    want to know, such as a peer that was cut off.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[Any],
+        secret: bytes,
+        *,
+        shares: str = "unix",
+        on_note: Callable[[str], None] = lambda note: None,
+    ) -> None:
+        self._listeners = listeners
+        self._secret = secret
+        self._note = on_note
+        self._arena = transport(shares).arena()
+        self._done: deque[Callable[[], None]] = deque()
+        self._pool = ThreadPoolExecutor(1, "paceline-long-work")
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self.service = Service(self._arena, new_epoch(), DESKS, run_long=self._run_long)
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[Any, Peer] = {}
+        self._greetings: dict[Greeting, float] = {}
+        self._backlog: set[Any] = set()
+        self._selector.register(self._woken, selectors.EVENT_READ, self._wake)
+        for listener in listeners:
+            self._selector.register(
+                listener, selectors.EVENT_READ, lambda mask, at=listener: self._accept(at)
+            )
+
+    def serve(self) -> None:
+        """Serve until a session asks the server to stop, or `stop` is called."""
+        service = self.service
+        while not service.stopping:
+            limit = service.tick()
+            if self._greetings:
+                limit = min(limit or LIMIT, self._expire_greetings())
+            for key, mask in self._selector.select(limit):
+                key.data(mask)
+            if self._backlog:
+                self._want_writes()
+
+    def stop(self) -> None:
+        """End `serve`, from any thread or a signal handler."""
+        self.service.stopping = True
+        self._waker.send(b"x")
+
+    def close(self) -> None:
+        """End every connection and stop listening. Idempotent."""
+        for listener in self._listeners:
+            listener.close()
+        for channel in list(self._peers):
+            channel.close()
+        for greeting in list(self._greetings):
+            greeting.close()
+        self._peers.clear()
+        self._greetings.clear()
+        self._pool.shutdown(cancel_futures=True)
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+        self._arena.close()
+
+    def _accept(self, listener: Any) -> None:
+        try:
+            greeting = listener.accept(self._secret)
+        except OSError as e:
+            self._note(f"cannot accept a connection: {e}")
+            return
+        if greeting is None:
+            return
+        if len(self._greetings) == STRANGERS:
+            self._drop_greeting(next(iter(self._greetings)))
+        self._greetings[greeting] = time.monotonic() + LIMIT
+        self._selector.register(greeting, selectors.EVENT_READ, lambda mask: self._greet(greeting))
+
+    def _greet(self, greeting: Greeting) -> None:
+        try:
+            channel = greeting.advance()
+        except (ProtocolError, OSError) as e:
+            self._note(f"refused a connection: {e}")
+            self._drop_greeting(greeting)
+            return
+        if channel is None:
+            return
+        del self._greetings[greeting]
+        self._selector.unregister(greeting)
+        channel.on_backlog = self._backlog.add
+        self._peers[channel] = Peer(channel)
+        self._selector.register(
+            channel, selectors.EVENT_READ, lambda mask: self._ready(channel, mask)
+        )
+
+    def _expire_greetings(self) -> float:
+        now = time.monotonic()
+        for greeting, deadline in list(self._greetings.items()):
+            if deadline <= now:
+                self._drop_greeting(greeting)
+        return min(self._greetings.values(), default=now + LIMIT) - now
+
+    def _drop_greeting(self, greeting: Greeting) -> None:
+        del self._greetings[greeting]
+        self._selector.unregister(greeting)
+        greeting.close()
+
+    def _ready(self, channel: Any, mask: int) -> None:
+        peer = self._peers.get(channel)
+        if peer is None:
+            return
+        fileno = channel.fileno()
+        try:
+            if mask & selectors.EVENT_WRITE:
+                channel.send_more()
+            if mask & selectors.EVENT_READ:
+                while (frame := channel.receive(0)) is not None:
+                    self.service.feed(peer, frame)
+                    if not channel.more:
+                        break
+            if channel.releases >= RELEASES:
+                channel.flush()
+        except (Disconnected, ProtocolError) as e:
+            self._lose(channel, fileno, e)
+
+    def _lose(self, channel: Any, fileno: int, why: PacelineError) -> None:
+        peer = self._peers.pop(channel)
+        # The descriptor may be closed already; the selector still knows its number.
+        self._selector.unregister(fileno)
+        channel.close()
+        if isinstance(why, ProtocolError):
+            self._note(f"cut off {peer.name}: {why}")
+        self.service.lost(peer)
+
+    def _want_writes(self) -> None:
+        """Hear from each channel that could not send all, until it has."""
+        for channel in list(self._backlog):
+            if channel not in self._peers:
+                self._backlog.discard(channel)
+                continue
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0)
+            key = self._selector.get_key(channel)
+            if key.events != wanted:
+                self._selector.modify(channel, wanted, key.data)
+            if not channel.unsent:
+                self._backlog.discard(channel)
+
+    def _run_long(self, work: Work, finish: Finish) -> None:
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                work()
+            except Exception as e:
+                error = e
+            self._done.append(lambda: finish(error))
+            self._waker.send(b"x")
+
+        self._pool.submit(run)
+
+    def _wake(self, mask: int) -> None:
+        try:
+            self._woken.recv(4096)
+        except BlockingIOError:
+            return
+        while self._done:
+            self._done.popleft()()
+
+
+class LocalServer:
+    """A service within this process: whoever calls it runs it.
+
+    `waits=False` is for everything in one thread: a wait that nothing can end raises `WouldBlock`.
+    """
+
+    def __init__(self, *, waits: bool = True) -> None:
+        self._waits = waits
+        self._lock = threading.RLock()
+        self._arena = transport("memory").arena()
+        self.service = Service(self._arena, new_epoch(), DESKS)
+
+    def connect(self) -> MemoryChannel:
+        """A new connection's client end."""
+        client, server = MemoryChannel.pair(waits=self._waits)
+        peer = Peer(server)
+        gone = False
+
+        def pump() -> None:
+            nonlocal gone
+            with self._lock:
+                try:
+                    while (frame := server.receive(0)) is not None:
+                        self.service.feed(peer, frame)
+                except (Disconnected, ProtocolError):
+                    server.close()
+                    if not gone:
+                        gone = True
+                        self.service.lost(peer)
+
+        def tick() -> float | None:
+            with self._lock:
+                return self.service.tick()
+
+        server.on_frame = pump
+        client.idle = tick
+        return client
+
+
+def new_epoch() -> int:
+    """An epoch above all those before it on this machine's clock: its seconds."""
+    return int(time.time())

@@ -1,0 +1,145 @@
+"""Requests that wait: parked, asked again in order when their resource changes, ended in time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from paceline.core.clock import Clock
+from paceline.core.errors import TimedOut
+from paceline.core.waiting import NOT_YET
+
+FOR_EVER = float("inf")
+
+
+class Parked:
+    """One waiting request: `attempt()` answers or says "not yet"; `answer` takes what it says."""
+
+    __slots__ = ("answer", "attempt", "deadline", "done", "number", "peer", "since", "what")
+
+    def __init__(
+        self,
+        peer: object,
+        number: int,
+        what: Callable[[], str],
+        attempt: Callable[[], Any],
+        answer: Callable[[Any], None],
+    ) -> None:
+        self.peer = peer
+        self.number = number
+        self.what = what
+        self.attempt = attempt
+        self.answer = answer
+        self.since = 0.0
+        self.deadline = FOR_EVER
+        self.done = False
+
+
+class Parking:
+    """All waiting requests of a server, by what they wait for."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_key: dict[Hashable, list[Parked]] = {}
+        self._deadlines: list[tuple[float, int, Parked]] = []
+        self._order = itertools.count()
+        self._dirty: deque[tuple[Hashable, bool]] = deque()
+        self._asking = False
+
+    def park(self, key: Hashable, request: Parked, timeout: float | None) -> None:
+        """Let a request wait for `key` to change, at most `timeout` seconds."""
+        request.since = self._clock.now()
+        self._by_key.setdefault(key, []).append(request)
+        if timeout is not None:
+            request.deadline = request.since + timeout
+            heapq.heappush(self._deadlines, (request.deadline, next(self._order), request))
+
+    def waiting(self, key: Hashable) -> int:
+        """How many wait for `key`."""
+        return len(self._by_key.get(key, ()))
+
+    def changed(self, key: Hashable, *, in_order: bool = False) -> None:
+        """Ask those waiting for `key` again; with `in_order` none passes one that must still wait.
+
+        What an answer changes in turn is looked at afterwards, in the order it changed.
+        """
+        if key not in self._by_key:
+            return
+        self._dirty.append((key, in_order))
+        if self._asking:
+            return
+        self._asking = True
+        try:
+            while self._dirty:
+                self._ask_all(*self._dirty.popleft())
+        finally:
+            self._asking = False
+
+    def _ask_all(self, key: Hashable, in_order: bool) -> None:
+        waiting = self._by_key.get(key, [])
+        stuck = False
+        for request in waiting:
+            if not request.done and not (stuck and in_order):
+                stuck = not self._ask(request)
+        self._keep(key, [request for request in waiting if not request.done])
+
+    def _ask(self, request: Parked) -> bool:
+        try:
+            result = request.attempt()
+        except Exception as e:
+            result = e
+        if result is NOT_YET:
+            return False
+        request.done = True
+        request.answer(result)
+        return True
+
+    def cancel(self, peer: object, number: int) -> None:
+        """End one wait; what it waited for has not happened."""
+        for request in self._all():
+            if request.peer is peer and request.number == number:
+                self._end(request, f"{request.what()}: cancelled")
+
+    def lost(self, peer: object) -> None:
+        """Forget all waits of a peer that is gone."""
+        for key in list(self._by_key):
+            kept = [request for request in self._by_key[key] if request.peer is not peer]
+            for request in self._by_key[key]:
+                request.done = request.done or request.peer is peer
+            self._keep(key, kept)
+
+    def expire(self) -> None:
+        """End the waits whose time is up."""
+        now = self._clock.now()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            if not request.done:
+                waited = now - request.since
+                self._end(request, f"{request.what()}, after {waited:.1f} s")
+
+    def next_deadline(self) -> float | None:
+        """Seconds until `expire` has something to do; `None` when it never will."""
+        while self._deadlines and self._deadlines[0][2].done:
+            heapq.heappop(self._deadlines)
+        if not self._deadlines:
+            return None
+        return max(0.0, self._deadlines[0][0] - self._clock.now())
+
+    def _end(self, request: Parked, text: str) -> None:
+        request.done = True
+        for key, queue in list(self._by_key.items()):
+            if request in queue:
+                self._keep(key, [other for other in queue if other is not request])
+        request.answer(TimedOut(text))
+
+    def _keep(self, key: Hashable, kept: list[Parked]) -> None:
+        if kept:
+            self._by_key[key] = kept
+        else:
+            self._by_key.pop(key, None)
+
+    def _all(self) -> list[Parked]:
+        return [request for queue in self._by_key.values() for request in queue]

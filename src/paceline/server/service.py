@@ -1,0 +1,256 @@
+"""A server without its loop: answers every message, does all the waiting.
+
+Whoever drives it feeds frames and calls `tick`; it never blocks, and is never entered twice at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+
+from paceline.core import messages as m
+from paceline.core.clock import Clock, SystemClock
+from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
+from paceline.core.errors import Disconnected, PacelineError, ProtocolError, SchemaError
+from paceline.core.member_state import Member, MemberState
+from paceline.core.tree import Array, decoded
+from paceline.core.waiting import NOT_YET, Stored
+from paceline.server.parking import Parked, Parking
+from paceline.transports.base import Arena, Buffers, Channel, Frame, Memory
+
+MAX_NAME = 256
+
+
+class Peer:
+    """One connection, and the member that speaks over it."""
+
+    __slots__ = ("board_sent", "channel", "member")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.member: Member | None = None
+        self.board_sent = False
+
+    @property
+    def name(self) -> str:
+        """The member's task."""
+        return self.member.name if self.member else "a session that has not joined"
+
+
+Handler: TypeAlias = Callable[[Peer, Any, Frame], None]
+Work: TypeAlias = Callable[[], None]
+Finish: TypeAlias = Callable[[Exception | None], None]
+
+
+class Desk(ABC):
+    """All that a server does with one kind of resource."""
+
+    @abstractmethod
+    def handlers(self) -> dict[type, Handler]:
+        """Which requests it answers, and how."""
+
+    @abstractmethod
+    def lost(self, peer: Peer) -> None:
+        """A connection has ended: what it held goes back."""
+
+    @abstractmethod
+    def listing(self) -> tuple[str, dict[str, Any]]:
+        """What there is, by name, and the word for it."""
+
+
+class Service:
+    """Members, the desks, and the requests that wait.
+
+    `run_long` runs work beside the loop and reports back on it; by default work is done at once.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        epoch: int,
+        desks: Sequence[Callable[[Service], Desk]],
+        *,
+        clock: Clock | None = None,
+        run_long: Callable[[Work, Finish], None] | None = None,
+    ) -> None:
+        self.stopping = False
+        self.arena = arena
+        self.epoch = epoch
+        self.members = MemberState()
+        self.parking = Parking(clock or SystemClock())
+        self.run_long = run_long or at_once
+        self._handlers: dict[type, Handler] = {
+            m.Join: self._join,
+            m.Leave: self._leave,
+            m.Cancel: self._cancel,
+            m.Resources: self._resources,
+            m.Stop: self._stop,
+        }
+        self._desks: list[Desk] = []
+        for make in desks:
+            desk = make(self)
+            self._desks.append(desk)
+            self._handlers |= desk.handlers()
+
+    def desk(self, kind: type[Any]) -> Any:
+        """The desk of that class, made before the one that asks."""
+        return next(desk for desk in self._desks if isinstance(desk, kind))
+
+    # What drives it
+
+    def feed(self, peer: Peer, frame: Frame) -> None:
+        """Take in one frame of a peer.
+
+        Raises:
+            ProtocolError: it broke the protocol and is to be cut off; it has been told why.
+        """
+        try:
+            if frame.kind != REQUEST and frame.kind != ONE_WAY:
+                raise ProtocolError(f"a client sent a frame of kind {frame.kind}")
+            request = m.decode_request(frame.header)
+            if peer.member is None and type(request) is not m.Join:
+                raise ProtocolError(f"{type(request).__name__} came before Join")
+            self._handlers[type(request)](peer, request, frame)
+        except ProtocolError as e:
+            self.answer(peer, frame.request, e)
+            raise
+        except PacelineError as e:
+            self.answer(peer, frame.request, e)
+
+    def lost(self, peer: Peer) -> None:
+        """A peer's connection has ended: nothing it waited for happens, what it held goes back."""
+        self.parking.lost(peer)
+        if peer.member is not None:
+            self.members.lose(peer.member.session)
+        for desk in self._desks:
+            desk.lost(peer)
+
+    def tick(self) -> float | None:
+        """End waits whose time is up; seconds until there is more to do, `None` if never."""
+        self.parking.expire()
+        return self.parking.next_deadline()
+
+    # What desks use
+
+    def answer(self, peer: Peer, number: int, result: Any) -> None:
+        """Send a reply, a reply with its buffers, or an error; one-way requests get none."""
+        buffers: Buffers = ()
+        kind = REPLY
+        if isinstance(result, Exception):
+            kind, result = ERROR, m.failure(result)
+        elif type(result) is tuple:
+            result, buffers = result
+        if number == 0:
+            return
+        try:
+            peer.channel.send(Frame(kind, number, m.encode(result), buffers, epoch=self.epoch))
+        except Disconnected:
+            # Whoever drives this sees the same end of the connection, and reports the loss.
+            return
+
+    def ask(
+        self,
+        peer: Peer,
+        frame: Frame,
+        key: Hashable,
+        attempt: Callable[[], Any],
+        timeout: float | None,
+        what: Callable[[], str],
+        *,
+        behind: bool = False,
+    ) -> None:
+        """Answer with what `attempt` says, now or once `key` has changed.
+
+        `behind`: not before those who wait for `key` already.
+        """
+        if not (behind and self.parking.waiting(key)):
+            result = attempt()
+            if result is not NOT_YET:
+                self.answer(peer, frame.request, result)
+                return
+        number = frame.request
+        parked = Parked(peer, number, what, attempt, lambda r: self.answer(peer, number, r))
+        self.parking.park(key, parked, timeout)
+        if timeout == 0:
+            self.parking.expire()
+
+    def who(self) -> str:
+        """The living members, as part of a message."""
+        names = sorted(member.name for member in self.members.alive.values())
+        return f"members: {', '.join(names[:16])}{', ...' if len(names) > 16 else ''}"
+
+    # Members
+
+    def _join(self, peer: Peer, request: m.Join, frame: Frame) -> None:
+        if peer.member is not None:
+            raise ProtocolError(f"{peer.name} joined twice")
+        member = self.members.join(checked_name(request.job), request.index, request.pid)
+        peer.member = member
+        self.answer(peer, frame.request, m.Joined(member.session, member.index, self.epoch))
+
+    def _leave(self, peer: Peer, request: m.Leave, frame: Frame) -> None:
+        assert peer.member is not None
+        self.members.leave(peer.member.session)
+        self.answer(peer, frame.request, m.Done())
+
+    def _cancel(self, peer: Peer, request: m.Cancel, frame: Frame) -> None:
+        self.parking.cancel(peer, request.number)
+
+    def _resources(self, peer: Peer, request: m.Resources, frame: Frame) -> None:
+        content: dict[str, Any] = dict(desk.listing() for desk in self._desks)
+        content["members"] = [member.name for member in self.members.alive.values()]
+        self.answer(peer, frame.request, m.Text(content))
+
+    def _stop(self, peer: Peer, request: m.Stop, frame: Frame) -> None:
+        self.stopping = True
+        self.answer(peer, frame.request, m.Done())
+
+
+def at_once(work: Work, finish: Finish) -> None:
+    """Do work here and now."""
+    error: Exception | None = None
+    try:
+        work()
+    except Exception as e:
+        error = e
+    finish(error)
+
+
+def stored(head: m.Head, memory: Memory | None) -> Stored:
+    """A tree that came with a request.
+
+    Raises:
+        ProtocolError: its memory is not as long as its layout says.
+    """
+    wanted = decoded(head.layout).nbytes
+    found = 0 if memory is None else memory.nbytes
+    if found != wanted:
+        raise ProtocolError(f"a tree of {wanted} bytes came with {found}")
+    return Stored(head.layout, head.values, memory)
+
+
+def buffer(frame: Frame, place: int) -> Memory | None:
+    """The buffer at a place of a frame, which may have left out empty ones at its end."""
+    return frame.buffers[place] if place < len(frame.buffers) else None
+
+
+def bytes_of(tree: Stored) -> Array | None:
+    """The bytes of a tree's arrays."""
+    return None if tree.memory is None else tree.memory.array()
+
+
+def checked_name(name: str) -> str:
+    """`name`, if it can be one.
+
+    Raises:
+        SchemaError: it is empty or too long.
+    """
+    if not 0 < len(name) <= MAX_NAME:
+        raise SchemaError(f"a name has 1 to {MAX_NAME} characters, not {len(name)}: {name[:40]!r}")
+    return name
+
+
+def never() -> str:
+    """Said of a wait that has no time limit."""
+    return "a wait without a limit"

@@ -1,0 +1,210 @@
+"""A session: one process's line to the cluster. It finds and makes what all sessions share."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import numpy as np
+
+from paceline.connection import Connection, memory
+from paceline.core import messages as m
+from paceline.core.clock import checked_timeout
+from paceline.core.errors import Disconnected, FunctionError, PacelineError, TimedOut
+from paceline.core.tree import Array
+from paceline.packing import pack
+from paceline.queues import Queue
+from paceline.server.loop import LocalServer
+from paceline.transports.base import Address, Channel, transport
+from paceline.variables import Variable
+
+T = TypeVar("T")
+
+CAPACITY_BYTES = 1 << 30
+_UNSET: Any = object()
+
+
+class Session:
+    """A session on the server at `target`; without a target it is private and shares nothing.
+
+    Any number of threads may use one session; a call that waits never holds up another thread's.
+
+    Args:
+        target: the server's address, such as `unix:/run/me/cluster` or `unix:@name`.
+        secret: what the cluster's processes know, and nobody else.
+        job, index: the task this process is; an index of -1 takes the next free one.
+        timeout: seconds to wait for the server to be there; the order of starting never matters.
+
+    Raises:
+        TimedOut: nobody listens at the target.
+        Refused: the secret is another one, or a living process has that task already.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        *,
+        secret: bytes = b"",
+        job: str = "session",
+        index: int = -1,
+        timeout: float | None = 60.0,
+        channel: Channel | None = None,
+    ) -> None:
+        limit = checked_timeout(timeout)
+        if target is None:
+            local = channel or LocalServer().connect()
+            self._connection = Connection(local, transport("memory").arena(), "this process")
+        else:
+            address = Address.parse(target)
+            opened = _reach(address, secret, limit)
+            arena = transport(address.transport).arena()
+            self._connection = Connection(opened, arena, target)
+        try:
+            joined = self._connection.call(m.Join(job, index, os.getpid()))
+        except BaseException:
+            self._connection.close()
+            raise
+        self._connection.session = joined.session
+        self.task = f"{job}:{joined.index}"
+        self._board: Array | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.task} on {self._connection.address}>"
+
+    def __paceline_handle__(self) -> tuple[str, ...]:
+        return ("session",)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def connection(self) -> Connection:
+        """The line that everything of this session speaks over."""
+        return self._connection
+
+    @overload
+    def variable(self, name: str, *, timeout: float | None = 60.0) -> Variable[Any]: ...
+
+    @overload
+    def variable(
+        self, name: str, value: T, *, overwrite: bool = False, timeout: float | None = 60.0
+    ) -> Variable[T]: ...
+
+    def variable(
+        self,
+        name: str,
+        value: Any = _UNSET,
+        *,
+        overwrite: bool = False,
+        timeout: float | None = 60.0,
+    ) -> Variable[Any]:
+        """The variable of that name. Whoever first gives it a value initialises it.
+
+        A value given later is not taken, unless told to `overwrite`; its structure must agree.
+        Without a value this waits until somebody has initialised the variable.
+
+        Raises:
+            SchemaError: it exists with another structure; the message names the odd leaf.
+            TimedOut: nobody initialised it within `timeout` seconds.
+        """
+        limit = checked_timeout(timeout)
+        if value is _UNSET:
+            request = m.Await(name, limit)
+            defined, buffers = self._connection.exchange(request, timeout=limit)
+        else:
+            head, block = pack(self._connection.arena, value, f"variable '{name}'")
+            define = m.Define(name, head, overwrite)
+            defined, buffers = self._connection.exchange(define, [block])
+        board = memory(buffers)
+        if board is not None:
+            self._board = board.array().view(np.int64)
+        word = None if self._board is None else self._board[defined.word : defined.word + 1]
+        return Variable(self._connection, name, word, defined.version)
+
+    def queue(
+        self,
+        name: str,
+        capacity: int | None = None,
+        *,
+        capacity_bytes: int = CAPACITY_BYTES,
+        timeout: float | None = 60.0,
+    ) -> Queue[Any]:
+        """The queue of that name: made with `capacity`, or waited for without one.
+
+        It holds at most `capacity` items and `capacity_bytes` bytes.
+
+        Raises:
+            SchemaError: it exists with other capacities; the message shows both.
+            TimedOut: nobody made it within `timeout` seconds.
+        """
+        limit = checked_timeout(timeout)
+        if capacity is None:
+            found = self._connection.call(m.FindQueue(name, limit), timeout=limit).content
+            return Queue(self._connection, name, int(found[0]), int(found[1]))
+        self._connection.call(m.DefineQueue(name, capacity, capacity_bytes))
+        return Queue(self._connection, name, capacity, capacity_bytes)
+
+    def resources(self) -> dict[str, Any]:
+        """What is shared here: variables with their versions, queues with their counters, members."""
+        content: dict[str, Any] = self._connection.call(m.Resources()).content
+        return content
+
+    def handle(self, named: tuple[str, ...]) -> Any:
+        """What a captured handle stands for in this session."""
+        if named == ("session",):
+            return self
+        kind, name = named
+        if kind == "variable":
+            return self.variable(name)
+        if kind == "queue":
+            return self.queue(name)
+        raise FunctionError(f"a {kind} cannot be used in another process than the one that made it")
+
+    def close(self) -> None:
+        """Leave the cluster and end the connection. What was shared stays. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._connection.alive():
+                self._connection.call(m.Leave())
+        except PacelineError:
+            # It is gone, which is what was wanted.
+            pass
+        finally:
+            self._connection.close()
+
+
+def _reach(address: Address, secret: bytes, timeout: float | None) -> Channel:
+    """Connect, and try again until there is a server or the time is up."""
+    began = time.monotonic()
+    pause = 0.005
+    while True:
+        left = None if timeout is None else began + timeout - time.monotonic()
+        try:
+            return transport(address.transport).connect(
+                address.place, secret, 10.0 if left is None else max(0.1, min(10.0, left))
+            )
+        except Disconnected as e:
+            if left is not None and left <= pause:
+                raise _nobody(address, time.monotonic() - began, e) from e
+        time.sleep(pause)
+        pause = min(0.25, pause * 1.5)
+
+
+def _nobody(address: Address, waited: float, error: PacelineError) -> PacelineError:
+    return TimedOut(
+        f"open a session on {address}, after {waited:.1f} s: {error}; starting the server there"
+        " ends the wait"
+    )

@@ -1,0 +1,199 @@
+"""What a transport is: channels that carry frames, each a header and a list of buffers."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from paceline.core.errors import UnknownName
+from paceline.core.tree import Array
+
+# Smaller buffers travel beside the header: cheaper than to say where they are.
+SMALL = 8 << 10
+
+TRANSPORTS = {
+    "memory": "paceline.transports.memory",
+    "unix": "paceline.transports.unix",
+}
+
+
+class Memory(ABC):
+    """Bytes that can be looked at, kept and sent on, for as long as this object lives."""
+
+    __slots__ = ("__weakref__",)
+    nbytes: int
+
+    @abstractmethod
+    def array(self) -> Array:
+        """The bytes as uint8; read-only unless they were allocated here. Views keep them alive."""
+
+
+class Block(Memory):
+    """Memory to write once and then send; it must not be written after that."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def view(self) -> memoryview:
+        """The bytes to write, `nbytes` long."""
+
+
+class HeapBlock(Block):
+    """A block in this process's own memory."""
+
+    __slots__ = ("_bytes", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        spare: Array = np.empty(nbytes + 64, np.uint8)
+        start = -spare.ctypes.data % 64 if nbytes > SMALL else 0
+        self._bytes = spare[start : start + nbytes]
+
+    def view(self) -> memoryview:
+        return memoryview(self._bytes)
+
+    def array(self) -> Array:
+        return self._bytes
+
+
+class Inline(Memory):
+    """Bytes that came beside a header."""
+
+    __slots__ = ("_bytes", "nbytes")
+
+    def __init__(self, content: bytes | memoryview) -> None:
+        self._bytes = content
+        self.nbytes = len(content)
+
+    def array(self) -> Array:
+        return np.frombuffer(self._bytes, np.uint8)
+
+
+Buffers: TypeAlias = Sequence[Memory | None]
+
+
+@dataclass(slots=True)
+class Frame:
+    """One message: its kind and numbers, its header, and its buffers (`None`: an empty one)."""
+
+    kind: int
+    request: int
+    header: bytes
+    buffers: Buffers = ()
+    session: int = 0
+    epoch: int = 0
+
+
+class Arena(ABC):
+    """Where blocks come from."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Block:
+        """Memory to write and send; it is used again once nobody holds it.
+
+        Raises:
+            OutOfMemory: there is not enough; the message has the numbers.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of memory kept for later use; blocks in use stay valid."""
+
+
+class HeapArena(Arena):
+    """Blocks in this process's own memory."""
+
+    def allocate(self, nbytes: int) -> Block:
+        return HeapBlock(nbytes)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class Channel(ABC):
+    """One end of a connection. Sending is safe from several threads; one at a time receives."""
+
+    shares_memory: bool
+    """Whether both ends see the same memory, so that a buffer sent is a buffer shared."""
+
+    closed: bool = False
+
+    @abstractmethod
+    def send(self, frame: Frame) -> None:
+        """Send a frame. Its buffers are held until the other end let go of them.
+
+        Raises:
+            Disconnected: the connection has ended.
+        """
+
+    @abstractmethod
+    def receive(self, timeout: float | None = None) -> Frame | None:
+        """The next frame, in the order sent; `None` when `timeout` seconds brought none.
+
+        Raises:
+            Disconnected: the connection has ended.
+            ProtocolError: the other end sent what is no frame.
+        """
+
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether the other end is still there, without receiving anything."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Tell the other end now which of its buffers are no longer used here."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection. Received buffers stay valid while they are held. Idempotent."""
+
+
+@dataclass(slots=True)
+class Address:
+    """Where a server is: `unix:/path`, `unix:@name` (no file), `memory:name`."""
+
+    transport: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.transport}:{self.place}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read an address.
+
+        Raises:
+            UnknownName: there is no such transport; the message lists those there are.
+        """
+        transport, colon, place = text.partition(":")
+        if not colon or transport not in TRANSPORTS:
+            raise UnknownName(
+                f"no transport for the address {text!r}; there are {list(TRANSPORTS)}"
+            )
+        return cls(transport, place)
+
+
+@dataclass(slots=True)
+class Transport:
+    """One way to move frames: how to reach a server."""
+
+    connect: Callable[[str, bytes, float | None], Channel]
+    arena: Callable[[], Arena]
+    listen: Callable[..., Any] = field(repr=False)
+
+
+def transport(name: str) -> Transport:
+    """The transport of that name, imported on use.
+
+    Raises:
+        UnknownName: there is none; the message lists those there are.
+    """
+    if name not in TRANSPORTS:
+        raise UnknownName(f"no transport {name!r}; there are {list(TRANSPORTS)}")
+    found: Transport = importlib.import_module(TRANSPORTS[name]).TRANSPORT
+    return found

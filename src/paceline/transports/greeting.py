@@ -1,0 +1,57 @@
+"""A connection that has not proved itself yet: it costs little, and not for long."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from paceline.core.errors import ProtocolError
+from paceline.core.handshake import ANSWER, ServerSide
+from paceline.transports.base import Channel
+
+LIMIT = 10.0
+"""Seconds that a peer has to prove that it knows the secret."""
+
+
+class Greeting:
+    """The server's side of a handshake, step by step as bytes arrive."""
+
+    def __init__(
+        self, sock: socket.socket, secret: bytes, opened: Callable[[socket.socket], Channel]
+    ) -> None:
+        self._sock = sock
+        self._opened = opened
+        self._server = ServerSide(secret)
+        self._answer = b""
+        sock.setblocking(False)
+        sock.send(self._server.challenge())
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for a selector."""
+        return self._sock.fileno()
+
+    def advance(self) -> Channel | None:
+        """Go on with what has arrived; the channel once the peer has proved itself.
+
+        Raises:
+            ProtocolError: it is no peer of ours, or does not know the secret; it has been told.
+            OSError: it is gone.
+        """
+        try:
+            data = self._sock.recv(ANSWER - len(self._answer))
+        except BlockingIOError:
+            return None
+        if not data:
+            raise ProtocolError("the peer left before it proved itself")
+        self._answer += data
+        if len(self._answer) < ANSWER:
+            return None
+        accepted, verdict = self._server.judge(self._answer)
+        self._sock.send(verdict)
+        if not accepted:
+            raise ProtocolError("the peer does not know the secret")
+        return self._opened(self._sock)
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._sock.close()
