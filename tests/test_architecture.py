@@ -24,14 +24,17 @@ FLOORS: dict[str, int] = {
         -1: "_version",
         0: "core",
         1: "transports engines adapters checkpoint metrics functions",
-        2: "service server connection placement",
-        3: "variables queues accumulators counters readers barriers replicas operations",
-        4: "session supervisor",
-        5: "collection collecting worker progress",
-        6: "cluster",
-        7: "paceline",  # the public names: only entry points may take them from there
-        8: "testing demo",
-        9: "cli __main__",
+        2: "server connection packing placement",
+        3: "batches",
+        4: "variables queues accumulators counters readers barriers replicas operations",
+        5: "session supervisor ps",
+        6: "worker",
+        7: "collection crew",
+        8: "progress",
+        9: "cluster",
+        10: "paceline",  # the public names: only entry points may take them from there
+        11: "testing demo",
+        12: "cli __main__",
     }.items()
     for room in rooms.split()
 }

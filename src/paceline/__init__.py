@@ -1,5 +1,56 @@
-"""A data loader for data your model generates itself: actor-learner training in ten lines."""
+"""A data loader for data your model generates itself.
+
+One process, the chief, trains; N workers, each with its own copy of the model, act with the chief's
+newest parameters and send back what happened.
+"""
 
 from paceline._version import __version__
+from paceline.batches import Batch
+from paceline.cluster import Cluster
+from paceline.collection import Collection
+from paceline.core.errors import (
+    Closed,
+    Disconnected,
+    FunctionError,
+    OutOfMemory,
+    PacelineError,
+    ProtocolError,
+    Refused,
+    SchemaError,
+    TimedOut,
+    TooStale,
+    UnknownName,
+    Unsupported,
+    WorkerFailed,
+    WouldBlock,
+)
+from paceline.queues import Queue
+from paceline.session import Session
+from paceline.variables import Snapshot, Variable
+from paceline.worker import Worker
 
-__all__ = ["__version__"]
+__all__ = [
+    "Batch",
+    "Closed",
+    "Cluster",
+    "Collection",
+    "Disconnected",
+    "FunctionError",
+    "OutOfMemory",
+    "PacelineError",
+    "ProtocolError",
+    "Queue",
+    "Refused",
+    "SchemaError",
+    "Session",
+    "Snapshot",
+    "TimedOut",
+    "TooStale",
+    "UnknownName",
+    "Unsupported",
+    "Variable",
+    "Worker",
+    "WorkerFailed",
+    "WouldBlock",
+    "__version__",
+]

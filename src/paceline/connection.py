@@ -28,6 +28,9 @@ class _Waiter:
         self.frame: Frame | None = None
         self.wake: threading.Lock | None = None
 
+    def done(self) -> bool:
+        return self.frame is not None
+
 
 class Pending:
     """A request that was sent and whose reply has not been taken yet."""
@@ -162,8 +165,8 @@ class Connection:
                     self._pass_on()
                 continue
             with self._lock:
-                if waiter.frame is not None:
-                    break
+                if waiter.done():
+                    continue
                 if waiter.wake is None:
                     waiter.wake = threading.Lock()
                 waiter.wake.acquire(blocking=False)

@@ -18,9 +18,9 @@ D = TypeVar("D")
 class Queue(Generic[D]):
     """A first-in, first-out queue, bounded by items and by bytes.
 
-    A full queue makes producers wait, an empty one consumers. Accepted items are not lost when their
-    producer dies, and go back to the head of the queue when a consumer dies before it had them. Waits
-    that time out have changed nothing.
+    A full queue makes producers wait, an empty one consumers. Accepted items are not lost when
+    their producer dies, and go back to the head of the queue when a consumer dies before it had
+    them. Waits that time out have changed nothing.
     """
 
     def __init__(
@@ -87,11 +87,13 @@ class Queue(Generic[D]):
         Raises:
             SchemaError: `n` is more than the queue can hold.
         """
-        return self._take(_positive(n), n, timeout, assembled)
+        batch: Batch[D] = self._take(_positive(n), n, timeout, assembled)
+        return batch
 
     def dequeue_up_to(self, n: int, *, timeout: float | None = 60.0) -> Batch[D]:
         """Take what there is, at least one item and at most `n`; raises as `dequeue`."""
-        return self._take(1, _positive(n), timeout, assembled)
+        batch: Batch[D] = self._take(1, _positive(n), timeout, assembled)
+        return batch
 
     @property
     def size(self) -> int:
@@ -134,7 +136,7 @@ def _first(items: m.Items, buffers: Any) -> Any:
     return copy(head.layout, head.values, buffers[0])
 
 
-def _positive(n: int) -> int:
+def _positive(n: Any) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise SchemaError(f"a number of items is 1 or more, not {n!r}")
     return n

@@ -156,7 +156,7 @@ class Session:
         return Queue(self._connection, name, capacity, capacity_bytes)
 
     def resources(self) -> dict[str, Any]:
-        """What is shared here: variables with their versions, queues with their counters, members."""
+        """What is shared: variables with their versions, queues with their counters, members."""
         content: dict[str, Any] = self._connection.call(m.Resources()).content
         return content
 

@@ -23,8 +23,8 @@ class Snapshot(Generic[T]):
     """One version and its tree, which belong together for ever.
 
     The tree's arrays are read-only views of memory that all readers on this host share. That memory
-    is not used again while the snapshot, or any view of it, is alive. Models in the tree have become
-    dicts of arrays by parameter name.
+    is not used again while the snapshot, or any view of it, is alive. Models in the tree have
+    become dicts of arrays by parameter name.
     """
 
     version: int
@@ -44,7 +44,7 @@ class Variable(Generic[T]):
     def __init__(self, connection: Connection, name: str, word: Array | None, version: int) -> None:
         self.name = name
         self.first_read: int | None = None
-        """The first version read since this was last set to `None`: what stamps a worker's items."""
+        """The first version read since this was set to `None`: what stamps a worker's items."""
         self.held: int | None = None
         """The last version read."""
         self._connection = connection

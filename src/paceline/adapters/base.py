@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from paceline.core.errors import SchemaError, UnknownName, Unsupported
-from paceline.core.tree import BFLOAT16, Array, Tree, child, refuse
+from paceline.core.tree import BFLOAT16, Array, Tree, child
 
 Plan: TypeAlias = list[Callable[[], None]]
 
@@ -122,7 +122,7 @@ def adapter_for(value: Any) -> Adapter | None:
 
 
 def convert(leaf: Any, path: str) -> Tree:
-    """The tree of a framework's object, `leaf` itself if it is none: the hook of `core.tree.flatten`.
+    """The tree of a framework's object, or `leaf` itself: the hook of `core.tree.flatten`.
 
     Raises:
         SchemaError: its framework's adapter refuses it.

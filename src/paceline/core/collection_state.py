@@ -1,7 +1,7 @@
 """One collection: its queue, and the pace at which workers may start items.
 
-`max_lag` bounds how many versions behind an item may be when it is handed over. Not starting work is
-better than throwing it away, so a worker starts an item only while
+`max_lag` bounds how many versions behind an item may be when it is handed over. Not starting work
+is better than throwing it away, so a worker starts an item only while
 
     started < (k' + 1 + finished) * batch_size,    k' = floor(max_lag / a)
 

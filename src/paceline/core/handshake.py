@@ -6,7 +6,6 @@ proofs are HMAC-SHA256 over both challenges, so neither can be replayed on anoth
 
 import hashlib
 import hmac
-import secrets
 
 from paceline.core.codec import PROTOCOL
 from paceline.core.errors import ProtocolError, Refused
@@ -20,11 +19,11 @@ ACCEPTED, WRONG_SECRET = 0, 1
 
 
 class ServerSide:
-    """The server's half of one handshake."""
+    """The server's half of one handshake; `nonce` is `NONCE` random bytes, used once."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, nonce: bytes) -> None:
         self._secret = secret
-        self._nonce = secrets.token_bytes(NONCE)
+        self._nonce = nonce
 
     def challenge(self) -> bytes:
         """What is sent first."""
@@ -44,11 +43,11 @@ class ServerSide:
 
 
 class ClientSide:
-    """The client's half of one handshake."""
+    """The client's half of one handshake; `nonce` is `NONCE` random bytes, used once."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, nonce: bytes) -> None:
         self._secret = secret
-        self._nonce = secrets.token_bytes(NONCE)
+        self._nonce = nonce
         self._theirs = b""
 
     def answer(self, challenge: bytes) -> bytes:

@@ -17,7 +17,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of all messages: compact on the wire, immutable in memory."""
 
 
-class Head(Message):
+class Head(Message, frozen=True, gc=False):
     """A tree without its arrays, which lie in the buffer at the same place of the frame's list."""
 
     layout: bytes
@@ -33,17 +33,17 @@ class Request(Message, Generic[R], frozen=True, gc=False):
 # Replies
 
 
-class Done(Message, tag=100):
+class Done(Message, tag=100, frozen=True, gc=False):
     """It has been done."""
 
 
-class Version(Message, tag=101):
+class Version(Message, tag=101, frozen=True, gc=False):
     """The version that now is."""
 
     version: int
 
 
-class Value(Message, tag=102):
+class Value(Message, tag=102, frozen=True, gc=False):
     """A variable's tree at one version; its arrays are in the frame's buffer."""
 
     version: int
@@ -51,7 +51,7 @@ class Value(Message, tag=102):
     values: list[Any]
 
 
-class Defined(Message, tag=103):
+class Defined(Message, tag=103, frozen=True, gc=False):
     """A variable is there. `word` is its place on the board, which may come as a buffer."""
 
     version: int
@@ -59,7 +59,7 @@ class Defined(Message, tag=103):
     fresh: bool
 
 
-class Items(Message, tag=104):
+class Items(Message, tag=104, frozen=True, gc=False):
     """Items taken from a queue, to be receipted under `delivery`; buffers in the same order."""
 
     delivery: int
@@ -68,26 +68,26 @@ class Items(Message, tag=104):
     producers: list[str] = []
 
 
-class Granted(Message, tag=105):
+class Granted(Message, tag=105, frozen=True, gc=False):
     """How many more items may be started; 0 when the wait ended without one."""
 
     items: int
 
 
-class Text(Message, tag=106):
+class Text(Message, tag=106, frozen=True, gc=False):
     """Names or counters, as JSON would hold them."""
 
     content: Any
 
 
-class Failed(Message, tag=107):
+class Failed(Message, tag=107, frozen=True, gc=False):
     """The request failed; `code` is the error's class."""
 
     code: str
     text: str
 
 
-class Joined(Message, tag=108):
+class Joined(Message, tag=108, frozen=True, gc=False):
     """The session is a member; the number is its own."""
 
     session: int

@@ -236,7 +236,8 @@ def stack(trees: Sequence[tuple[bytes, Sequence[Any], Array | None]]) -> Tree | 
     return _build(plan.structure, iter(plan.leaves), iter(columns), iter(made))
 
 
-# The structure: a dict is ["d", keys, parts], a list ["l", parts], a tuple ["t", parts], a leaf None.
+# The structure: a dict is ["d", keys, parts], a list ["l", parts], a tuple ["t", parts]; a leaf
+# is None.
 
 
 def _take(
@@ -284,7 +285,8 @@ def _plainer(node: Any, path: tuple[object, ...], convert: Convert | None) -> An
         return np.asarray(node)
     if isinstance(node, tuple):
         return tuple(node)
-    for base in (int, float, str, bytes, list, dict):
+    bases: tuple[Any, ...] = (int, float, str, bytes, list, dict)
+    for base in bases:
         if isinstance(node, base):
             return base(node)
     if isinstance(node, Mapping):

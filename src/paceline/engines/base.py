@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Protocol, Self, final
+from typing import Any, Literal, Protocol, Self, final
 
 from paceline.core.errors import UnknownName
 
@@ -53,6 +53,9 @@ class Link(ABC):
 class TaskSpec:
     """What to start: `target(link)` runs in the task, which ends with status 0 when it returns.
 
+    For an engine whose tasks share a thread it is a generator function, which yields whether it did
+    something, whenever another task may have its turn.
+
     The name is put in front of the task's output. `threads` bounds those of BLAS and OpenMP.
     `devices` are the accelerators that the task sees, as in `CUDA_VISIBLE_DEVICES`. `env` adds
     variables of the environment and wins over what the rest would set. The descriptors in
@@ -60,7 +63,7 @@ class TaskSpec:
     """
 
     name: str
-    target: Callable[[Link], None]
+    target: Callable[[Link], Any]
     threads: int = 1
     devices: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -142,6 +145,13 @@ class Engine(ABC):
             FunctionError: the target cannot travel to where the task runs.
             WorkerFailed: the machine refused to start it; the message says why.
         """
+
+    concurrent: bool = True
+    """Whether tasks run beside the caller; else only while it calls `drive`."""
+
+    def drive(self) -> bool:
+        """Let tasks that run in the caller's thread go on; whether one of them did something."""
+        return False
 
     @abstractmethod
     def stop(self, task: Task, timeout: float) -> None:

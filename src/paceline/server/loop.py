@@ -107,7 +107,7 @@ class Server:
 
     def _greet(self, greeting: Greeting) -> None:
         try:
-            channel = greeting.advance()
+            channel: Any = greeting.advance()
         except (ProtocolError, OSError) as e:
             self._note(f"refused a connection: {e}")
             self._drop_greeting(greeting)

@@ -62,7 +62,7 @@ class QueueDesk(Desk):
         elif (found.capacity, found.capacity_bytes) != wanted:
             raise SchemaError(
                 f"queue '{request.name}' exists with capacity={found.capacity} and"
-                f" capacity_bytes={found.capacity_bytes}; asked for were {wanted[0]} and {wanted[1]}"
+                f" capacity_bytes={found.capacity_bytes}; asked for: {wanted[0]} and {wanted[1]}"
             )
         self._service.answer(peer, frame.request, m.Done())
 

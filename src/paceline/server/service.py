@@ -1,6 +1,7 @@
 """A server without its loop: answers every message, does all the waiting.
 
-Whoever drives it feeds frames and calls `tick`; it never blocks, and is never entered twice at once.
+Whoever drives it feeds frames and calls `tick`; it never blocks, and is never entered twice at
+once.
 """
 
 from __future__ import annotations

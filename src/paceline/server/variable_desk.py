@@ -148,7 +148,9 @@ class VariableDesk(Desk):
                 return
             self._add_beside(peer, number, state, result, delta)
 
-        attempt = lambda: state.begin_add(delta)  # noqa: E731
+        def attempt() -> Any:
+            return state.begin_add(delta)
+
         current = attempt()
         if current is not NOT_YET:
             begun(current)
@@ -159,7 +161,7 @@ class VariableDesk(Desk):
     def _add_beside(
         self, peer: Peer, number: int, state: VariableState, current: Stored, delta: Stored
     ) -> None:
-        """Compute the sum in new memory, so that readers of the current version are not disturbed."""
+        """Compute the sum in new memory, so that readers of the current version go on."""
         total = Stored(current.layout, [], None)
 
         def work() -> None:

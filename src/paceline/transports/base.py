@@ -55,7 +55,7 @@ class HeapBlock(Block):
         self._bytes = spare[start : start + nbytes]
 
     def view(self) -> memoryview:
-        return memoryview(self._bytes)
+        return memoryview(self._bytes.data)
 
     def array(self) -> Array:
         return self._bytes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable
 
 from paceline.core.errors import ProtocolError
-from paceline.core.handshake import ANSWER, ServerSide
+from paceline.core.handshake import ANSWER, NONCE, ServerSide
 from paceline.transports.base import Channel
 
 LIMIT = 10.0
@@ -21,7 +22,7 @@ class Greeting:
     ) -> None:
         self._sock = sock
         self._opened = opened
-        self._server = ServerSide(secret)
+        self._server = ServerSide(secret, secrets.token_bytes(NONCE))
         self._answer = b""
         sock.setblocking(False)
         sock.send(self._server.challenge())

@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 class Segment:
-    """Memory that several processes map; `uid` names it within the process that made this object."""
+    """Memory that several processes map; `uid` names it within this process."""
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:
         self.uid = next(_numbers)
@@ -145,7 +145,7 @@ class SharedBlock(Block):
         self.room = room
 
     def view(self) -> memoryview:
-        return memoryview(self.segment.bytes())[self.offset : self.offset + self.nbytes]
+        return memoryview(self.segment.bytes().data)[self.offset : self.offset + self.nbytes]
 
     def array(self) -> Array:
         return self.segment.bytes()[self.offset : self.offset + self.nbytes]

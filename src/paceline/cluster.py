@@ -1,0 +1,307 @@
+"""A cluster launched from the main program: a server, workers, and the chief's session."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from paceline import functions, ps
+from paceline.collection import Collection
+from paceline.core import messages as m
+from paceline.core.errors import PacelineError, SchemaError
+from paceline.crew import Crew
+from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine
+from paceline.progress import Mode, progress
+from paceline.server.loop import LocalServer
+from paceline.session import CAPACITY_BYTES, Session
+from paceline.transports.unix import UnixListener
+from paceline.variables import Variable
+from paceline.worker import Collect, Setup
+
+_log = logging.getLogger("paceline")
+_FIRST_VARIABLE: Any = object()
+
+GRACE = 2.0
+"""Seconds that processes have to end by themselves."""
+
+
+class Cluster:
+    """Workers, a server for what they share, and this process as the chief. A context manager.
+
+    Args:
+        workers: how many, or how many of each job: `{"actor": 8, "eval": 1}`.
+        engine: `processes`, or `serial` for everything in this one thread, in a fixed order.
+        seed: of the run; each worker's own seed comes from it. By default another one each time.
+        restarts: how often within a minute a worker that died is started again.
+        worker_threads: threads for BLAS and OpenMP in each worker.
+        worker_devices: accelerators that workers see, as in `CUDA_VISIBLE_DEVICES`.
+        progress: `live`, `plain`, `quiet`, or `auto`: live on a terminal, plain lines elsewhere.
+
+    Everything of the chief's session is here too: `variable`, `queue`, `resources`.
+    """
+
+    def __init__(
+        self,
+        workers: int | dict[str, int] = 1,
+        *,
+        engine: str = "processes",
+        seed: int | None = None,
+        restarts: int = 3,
+        worker_threads: int = 1,
+        worker_devices: str = "",
+        progress: Mode = "auto",
+    ) -> None:
+        jobs = _jobs(workers)
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self._names = itertools.count(1)
+        self._collections: list[Collection[Any]] = []
+        self._closed = False
+        self._hosting = _hosting(engine)
+        self._progress = _progress(progress)
+        self._crew = Crew(
+            self._hosting.engine,
+            self._hosting.setup,
+            jobs,
+            seed=self.seed,
+            restarts=restarts,
+            threads=worker_threads,
+            devices=worker_devices,
+        )
+        try:
+            self._hosting.start()
+            self._crew.start()
+            self.session = self._hosting.chief()
+        except BaseException:
+            self._end()
+            raise
+        _preflight(sum(jobs.values()), worker_threads)
+        self.variable = self.session.variable
+        self.queue = self.session.queue
+        self.resources = self.session.resources
+
+    def __repr__(self) -> str:
+        return f"<Cluster of {self._crew.alive()} workers, {self._hosting.engine}>"
+
+    def __paceline_handle__(self) -> tuple[str, ...]:
+        return ("cluster", "cluster")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def collect(
+        self,
+        fn: Callable[..., Any],
+        *resources: Any,
+        batch_size: int,
+        max_lag: int | None = 1,
+        version_of: Variable[Any] | str | None = _FIRST_VARIABLE,
+        job: str | None = None,
+        capacity: int | None = None,
+        capacity_bytes: int = CAPACITY_BYTES,
+    ) -> Collection[Any]:
+        """Run the generator function `fn(*resources)` in every worker; collect what it yields.
+
+        Args:
+            fn: is given a keyword `worker` if it has a parameter of that name.
+            resources: handles (variables, queues, the session) or data.
+            batch_size: yields per batch.
+            max_lag: no item that is more versions behind is handed over; workers are paced so that
+                few are dropped. 0 is strictly on-policy, `None` never drops.
+            version_of: the variable whose versions stamp the items; by default the first among the
+                resources, `None` for no stamps.
+            job: whose workers, where there are several jobs.
+            capacity, capacity_bytes: bounds of the collection's queue.
+
+        Raises:
+            FunctionError: `fn` cannot be sent to a worker; the message names what it captured.
+            SchemaError: a number is out of bounds; the message says which.
+        """
+        job = self._job(job)
+        ahead = 4 if max_lag is None else max_lag
+        capacity = (ahead + 1) * batch_size if capacity is None else capacity
+        if batch_size < 1 or capacity < batch_size:
+            raise SchemaError(f"batch_size={batch_size} is outside of 1 to capacity={capacity}")
+        if max_lag is not None and max_lag < 0:
+            raise SchemaError(f"max_lag is 0 or more versions, or None, not {max_lag}")
+        stamps = _stamping(version_of, resources)
+        payload = functions.dump((fn, resources))
+        name = f"{getattr(fn, '__name__', 'collect')}-{next(self._names)}"
+        self.session.connection.call(
+            m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes)
+        )
+        made: Collection[Any] = Collection(
+            self.session, self._crew, name, self._hosting.cause, self._progress.update
+        )
+        self._collections.append(made)
+        self._crew.give(job, Collect(name, payload, stamps), made.fail, made.drain)
+        return made
+
+    def close(self) -> None:
+        """End every process and thread of the cluster, within seconds. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._progress.close()
+            for collection in self._collections:
+                collection.close()
+        except PacelineError as e:
+            _log.warning("while closing: %s", e)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._crew.close()
+        session = getattr(self, "session", None)
+        if session is not None:
+            session.close()
+        self._hosting.close()
+
+    def _job(self, job: str | None) -> str:
+        jobs = {seat.job: None for seat in self._crew.seats}
+        if job is None:
+            job = next(iter(jobs))
+        if job not in jobs:
+            raise SchemaError(f"no workers of job {job!r}; there are {list(jobs)}")
+        return job
+
+
+class _Launched:
+    """Where the engine starts processes: a server in one of its own, reached over a socket."""
+
+    def __init__(self, name: str) -> None:
+        self.engine = engine(name)
+        self._secret = secrets.token_bytes(32)
+        self._place = f"@paceline-{secrets.token_hex(8)}"
+        self._server = _ServerWatch()
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        listener = UnixListener(self._place)
+        try:
+            descriptor = listener.fileno()
+            spec = TaskSpec("ps:0", ps.run, inherit=(descriptor,))
+            self._task = self.engine.start(spec, self._server)
+            self._task.send(ps.Serve(self._place, descriptor, self._secret))
+        finally:
+            listener.close()
+
+    def setup(self, job: str, index: int, seed: int) -> Setup:
+        return Setup(f"unix:{self._place}", self._secret, job, index, seed)
+
+    def chief(self) -> Session:
+        return Session(f"unix:{self._place}", secret=self._secret, job="chief", index=0)
+
+    def cause(self, error: PacelineError) -> PacelineError:
+        """The error with what became of the server, where that is why."""
+        how = self._server.exit_within(1.0) if not isinstance(error, SchemaError) else None
+        return error if how is None else type(error)(f"{error}; the server, ps:0, was {how}")
+
+    def close(self) -> None:
+        try:
+            if self._task is not None:
+                self.engine.stop(self._task, GRACE)
+        finally:
+            self.engine.close(GRACE)
+
+
+class _ServerWatch(Listener):
+    """Hears of the server's process."""
+
+    def __init__(self) -> None:
+        self._exit: Exit | None = None
+        self._ended = threading.Event()
+
+    def received(self, task: Task, message: object, /) -> None:
+        """A server has nothing to say."""
+
+    def printed(self, task: Task, line: str, stream: Stream, /) -> None:
+        print(f"[{task.name}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout)
+
+    def ended(self, task: Task, how: Exit, /) -> None:
+        self._exit = how
+        self._ended.set()
+
+    def exit_within(self, timeout: float) -> Exit | None:
+        """How it ended, if it does within `timeout` seconds."""
+        self._ended.wait(timeout)
+        return self._exit
+
+
+class _Local:
+    """Where everything is in this thread: the server too."""
+
+    def __init__(self, name: str) -> None:
+        self.engine = engine(name)
+        self._server = LocalServer(waits=False)
+
+    def start(self) -> None:
+        """There is nothing to start."""
+
+    def setup(self, job: str, index: int, seed: int) -> Setup:
+        return Setup(None, b"", job, index, seed, self._server.connect)
+
+    def chief(self) -> Session:
+        return Session(job="chief", index=0, channel=self._server.connect())
+
+    def cause(self, error: PacelineError) -> PacelineError:
+        return error
+
+    def close(self) -> None:
+        self.engine.close(GRACE)
+
+
+def _hosting(name: str) -> _Launched | _Local:
+    return _Local(name) if name == "serial" else _Launched(name)
+
+
+_progress = progress
+
+
+def _jobs(workers: int | dict[str, int]) -> dict[str, int]:
+    jobs = workers if isinstance(workers, dict) else {"worker": workers}
+    count: Any
+    for job, count in jobs.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise SchemaError(f"workers of job {job!r} are 1 or more, not {count!r}")
+        if job in ("chief", "ps"):
+            raise SchemaError(f"the job {job!r} is not one of workers")
+    if not jobs:
+        raise SchemaError("a cluster has at least one worker")
+    return dict(jobs)
+
+
+def _stamping(version_of: Any, resources: tuple[Any, ...]) -> str | None:
+    if version_of is _FIRST_VARIABLE:
+        return next((r.name for r in resources if isinstance(r, Variable)), None)
+    if isinstance(version_of, Variable):
+        version_of = version_of.name
+    if version_of is not None:
+        names = [r.name for r in resources if isinstance(r, Variable)]
+        if version_of not in names:
+            raise SchemaError(
+                f"version_of={version_of!r} is not among the resources' variables {names}"
+            )
+    found: str | None = version_of
+    return found
+
+
+def _preflight(workers: int, threads: int) -> None:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    if cores is not None and workers * threads > cores:
+        _log.info("%d workers with %d threads each on %d cores", workers, threads, cores)

@@ -1,0 +1,224 @@
+"""Collecting: workers make items with the newest parameters, the trainer gets them in batches."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+
+from paceline.batches import Batch, assembled
+from paceline.core import messages as m
+from paceline.core.clock import checked_timeout
+from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WouldBlock
+from paceline.session import Session
+from paceline.worker import Collect
+
+D = TypeVar("D")
+
+NEWEST = 100
+"""Values of a logged metric whose mean is shown."""
+
+
+class Workers(Protocol):
+    """What a collection needs of a crew."""
+
+    @property
+    def concurrent(self) -> bool: ...
+
+    def give(
+        self,
+        job: str,
+        work: Collect,
+        on_fail: Callable[[PacelineError], None],
+        on_returned: Callable[[], None],
+    ) -> None: ...
+
+    def take_back(self, collection: str) -> None: ...
+
+    def drive(self) -> bool: ...
+
+
+class Tally:
+    """What a collection has handed over so far, for the progress line and the logs."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.batches = 0
+        self.items = 0
+        self.steps = 0.0
+        self.waited = 0.0
+        self.waiting_since: float | None = None
+        self.lag = 0
+        self.metrics: dict[str, deque[float]] = {}
+
+    def add(self, batch: Batch[Any]) -> None:
+        """Count a batch."""
+        self.batches += 1
+        self.items += len(batch)
+        self.lag = int(batch.lag.max()) if batch.lag.size else 0
+        for name, values in batch.metrics.items():
+            if name == "steps":
+                self.steps += float(values.sum())
+            else:
+                self.metrics.setdefault(name, deque(maxlen=NEWEST)).extend(values.tolist())
+
+    def means(self) -> dict[str, float]:
+        """The mean of the newest values of each metric."""
+        return {name: float(np.mean(values)) for name, values in self.metrics.items() if values}
+
+    @property
+    def waited_now(self) -> float:
+        """Seconds that the trainer has waited for batches, the present wait included."""
+        since = self.waiting_since
+        return self.waited + (0.0 if since is None else time.monotonic() - since)
+
+
+class Collection(Generic[D]):
+    """Batches of what the workers' generators yield. Made by `Cluster.collect`.
+
+    Iterate it, or call `next`. Leaving the loop, or `close`, stops the workers' generators.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        workers: Workers,
+        name: str,
+        cause: Callable[[PacelineError], PacelineError],
+        on_batch: Callable[[Collection[Any]], None],
+    ) -> None:
+        self.name = name
+        self.tally = Tally()
+        self._connection = session.connection
+        self._workers = workers
+        self._cause = cause
+        self._on_batch = on_batch
+        self._error: PacelineError | None = None
+        self._asked = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Collection '{self.name}', {self.tally.batches} batches>"
+
+    def __iter__(self) -> Iterator[Batch[D]]:
+        """Batches until the workers' functions have returned; ends with the cluster."""
+        try:
+            while True:
+                try:
+                    batch = self.next(timeout=None)
+                except Closed:
+                    return
+                yield batch
+        finally:
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def next(self, *, timeout: float | None = 60.0) -> Batch[D]:
+        """The next batch; asking for it says that the one before is done with.
+
+        Raises:
+            TimedOut: there was none within `timeout` seconds; nothing is lost, ask again.
+            WorkerFailed: a worker cannot run; the message has its own traceback.
+            TooStale: item after item was older than `max_lag` allows.
+            Closed: the collection was closed, or every worker's function has returned.
+        """
+        limit = checked_timeout(timeout)
+        self._check()
+        began = self.tally.waiting_since = time.monotonic()
+        try:
+            items, buffers = self._ask(limit)
+        except (Closed, Disconnected) as e:
+            self._check()
+            raise self._cause(e) from e
+        finally:
+            self.tally.waiting_since = None
+            self.tally.waited += time.monotonic() - began
+        try:
+            batch = assembled(items, buffers)
+        except BaseException:
+            self._connection.tell(self._back(items))
+            raise
+        del buffers
+        self._connection.tell(m.Delivered(self.name, items.delivery))
+        self.tally.add(batch)
+        self._on_batch(self)
+        return batch
+
+    def stats(self) -> dict[str, Any]:
+        """Its counters: accepted = delivered + dropped (by reason) + stored, always."""
+        content: dict[str, Any] = self._connection.call(m.CollectionStats(self.name)).content
+        return content
+
+    def close(self) -> None:
+        """Stop the workers' generators at their next step. What is left is dropped. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._workers.take_back(self.name)
+        if self._connection.alive():
+            self._end()
+
+    def fail(self, error: PacelineError) -> None:
+        """End the collection with an error, which whoever asks next gets."""
+        if self._error is None:
+            self._error = error
+        self._end()
+
+    def drain(self) -> None:
+        """There will be no more items than there are."""
+        self._connection.call(m.Drain(self.name))
+
+    def _end(self) -> None:
+        try:
+            self._connection.call(m.EndCollection(self.name))
+        except Disconnected:
+            # The server has ended, and the collection with it.
+            return
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise Closed(f"collection '{self.name}' is closed")
+
+    def _ask(self, limit: float | None) -> tuple[m.Items, Any]:
+        if not self._workers.concurrent:
+            return self._ask_driving(limit)
+        return self._ask_once(limit)
+
+    def _ask_once(self, limit: float | None) -> tuple[m.Items, Any]:
+        request = m.Next(self.name, self._asked, limit)
+        self._asked = True
+        found = self._connection.exchange(request, timeout=limit, undo=self._back)
+        self._asked = False
+        return found
+
+    def _ask_driving(self, limit: float | None) -> tuple[m.Items, Any]:
+        """Where everything shares this thread: make the workers go on until there is a batch."""
+        deadline = None if limit is None else time.monotonic() + limit
+        while True:
+            try:
+                return self._ask_once(0)
+            except TimedOut as e:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                if not self._workers.drive():
+                    raise WouldBlock(f"{e}; no worker can go on") from e
+            self._check()
+
+    def _back(self, items: m.Items) -> m.Delivered:
+        return m.Delivered(self.name, items.delivery, True)

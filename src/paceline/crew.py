@@ -1,0 +1,283 @@
+"""The workers of a cluster: started, given their work, restarted within a budget."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.core.errors import Closed, PacelineError, WorkerFailed
+from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec
+from paceline.worker import Collect, Ended, Setup, Started, StopJob, run, steps
+
+_log = logging.getLogger("paceline")
+
+WINDOW = 60.0
+"""Seconds in which a worker may be restarted `restarts` times."""
+
+BACK_OFF = 0.1
+MOST_BACK_OFF = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A worker's place: its task stays the same when its process is another one."""
+
+    job: str
+    index: int
+    task: Task | None = None
+    work: Collect | None = None
+    starts: int = 0
+    restarted_at: deque[float] = field(default_factory=deque)
+    failed_at_once: int = 0
+    due: float | None = None
+    expected_end: bool = False
+    returned: bool = False
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return f"{self.job}:{self.index}"
+
+
+class Crew(Listener):
+    """Supervises the workers of one cluster.
+
+    What happens is noted by the engine's thread and handled by the crew's own, or, where everything
+    runs in one thread, whenever the trainer waits.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        setup: Callable[[str, int, int], Setup],
+        jobs: dict[str, int],
+        *,
+        seed: int,
+        restarts: int,
+        threads: int,
+        devices: str,
+    ) -> None:
+        self.seats = [Seat(job, index) for job, count in jobs.items() for index in range(count)]
+        self.restarted = 0
+        self._engine = engine
+        self._setup = setup
+        self._seed = seed
+        self._restarts = restarts
+        self._threads = threads
+        self._devices = devices
+        self._by_task: dict[Task, Seat] = {}
+        self._events: deque[tuple[Task, object]] = deque()
+        self._lock = threading.RLock()
+        # The engine's thread only notes and wakes; it never waits for the lock.
+        self._wake = threading.Event()
+        self._closing = False
+        self._on_fail: dict[str, Callable[[PacelineError], None]] = {}
+        self._on_returned: dict[str, Callable[[], None]] = {}
+        self._thread: threading.Thread | None = None
+        self._started = 0
+
+    def start(self) -> None:
+        """Start every worker; return without waiting for them."""
+        for seat in self.seats:
+            self._start(seat)
+        if self._engine.concurrent:
+            self._thread = threading.Thread(
+                target=self._supervise, name="paceline-crew", daemon=True
+            )
+            self._thread.start()
+
+    def give(
+        self,
+        job: str,
+        work: Collect,
+        on_fail: Callable[[PacelineError], None],
+        on_returned: Callable[[], None],
+    ) -> None:
+        """Have every worker of `job` run `work`, restarted workers included.
+
+        `on_fail` hears of a worker that cannot run; `on_returned`, that all have returned.
+        """
+        with self._lock:
+            self._on_fail[work.collection] = on_fail
+            self._on_returned[work.collection] = on_returned
+            for seat in self.seats:
+                if seat.job == job:
+                    seat.work, seat.returned, seat.failed_at_once = work, False, 0
+                    self._send(seat, work)
+
+    def take_back(self, collection: str) -> None:
+        """The work of that collection is over."""
+        with self._lock:
+            self._on_fail.pop(collection, None)
+            self._on_returned.pop(collection, None)
+            for seat in self.seats:
+                if seat.work is not None and seat.work.collection == collection:
+                    seat.work = None
+                    self._send(seat, StopJob(collection))
+
+    def drive(self) -> bool:
+        """Where workers share the caller's thread: let each go on a step; whether any did."""
+        worked = self._engine.drive()
+        noted = bool(self._events)
+        self._catch_up()
+        return worked or noted
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether workers run beside the caller."""
+        return self._engine.concurrent
+
+    def alive(self, job: str | None = None) -> int:
+        """How many workers are alive."""
+        with self._lock:
+            return sum(
+                seat.task is not None and seat.task.alive
+                for seat in self.seats
+                if job is None or seat.job == job
+            )
+
+    def close(self) -> None:
+        """Restart nobody from now on. The engine ends the workers. Idempotent."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # What the engine's thread tells
+
+    def received(self, task: Task, message: object, /) -> None:
+        self._note(task, message)
+
+    def printed(self, task: Task, line: str, stream: Stream, /) -> None:
+        print(f"[{task.name}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout)
+
+    def ended(self, task: Task, how: Exit, /) -> None:
+        self._note(task, how)
+
+    def _note(self, task: Task, event: object) -> None:
+        self._events.append((task, event))
+        self._wake.set()
+
+    # What is done about it
+
+    def _supervise(self) -> None:
+        limit: float | None = None
+        while not self._closing:
+            self._wake.wait(limit)
+            self._wake.clear()
+            limit = self._catch_up()
+
+    def _catch_up(self) -> float | None:
+        """Handle what was noted and start who is due; seconds until somebody will be."""
+        with self._lock:
+            while self._events and not self._closing:
+                self._handle(*self._events.popleft())
+            now = time.monotonic()
+            for seat in self.seats:
+                if seat.due is not None and seat.due <= now and not self._closing:
+                    self._start(seat)
+            dues = [seat.due for seat in self.seats if seat.due is not None]
+        return max(0.0, min(dues) - now) if dues else None
+
+    def _start(self, seat: Seat) -> None:
+        seat.due = None
+        target = run if self._engine.concurrent else steps
+        spec = TaskSpec(seat.name, target, threads=self._threads, devices=self._devices)
+        seat.task = self._engine.start(spec, self)
+        self._by_task[seat.task] = seat
+        seat.task.send(self._setup(seat.job, seat.index, self._seed_of(seat)))
+        seat.starts += 1
+        if seat.work is not None and not seat.returned:
+            self._send(seat, seat.work)
+
+    def _seed_of(self, seat: Seat) -> int:
+        job = int.from_bytes(seat.job.encode(), "little")
+        words = np.random.SeedSequence([self._seed, job, seat.index, seat.starts])
+        return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+    def _send(self, seat: Seat, message: object) -> None:
+        # A task that has just ended is restarted, and then gets its work.
+        with suppress(Closed):
+            if seat.task is not None:
+                seat.task.send(message)
+
+    def _handle(self, task: Task, event: object) -> None:
+        seat = self._by_task[task]
+        if isinstance(event, Exit):
+            del self._by_task[task]
+            self._died(seat, event)
+        elif isinstance(event, Ended) and seat.work is not None:
+            if event.collection == seat.work.collection:
+                self._function_ended(seat, event)
+        elif isinstance(event, Started):
+            self._started += 1
+
+    def _function_ended(self, seat: Seat, event: Ended) -> None:
+        if event.error is None:
+            self._returned(seat, event.collection)
+            return
+        seat.failed_at_once = seat.failed_at_once + 1 if event.items == 0 else 0
+        if event.hopeless or seat.failed_at_once == 2:
+            self._fail(seat, f"{seat.name} cannot run:\n{event.error}")
+            return
+        _log.warning("%s failed, its function is started again:\n%s", seat.name, event.error)
+        if self._within_budget(seat, event.error):
+            # A fresh process: nobody knows what the error left behind in this one.
+            seat.expected_end = True
+            if seat.task is not None:
+                seat.task.kill()
+
+    def _died(self, seat: Seat, how: Exit) -> None:
+        seat.task = None
+        if seat.expected_end:
+            seat.expected_end = False
+            seat.due = time.monotonic() + self._back_off(seat)
+            return
+        detail = f"\n{how.error.rstrip()}" if how.error else ""
+        what = f"{seat.name} was {how}" if how.signal else f"{seat.name} ended with {how}"
+        if seat.returned:
+            return
+        if self._within_budget(seat, f"{what}{detail}"):
+            seat.due = time.monotonic() + self._back_off(seat)
+            _log.warning("%s; it is restarted%s", what, detail)
+
+    def _within_budget(self, seat: Seat, error: str) -> bool:
+        now = time.monotonic()
+        while seat.restarted_at and now - seat.restarted_at[0] > WINDOW:
+            seat.restarted_at.popleft()
+        if len(seat.restarted_at) >= self._restarts:
+            self._fail(
+                seat,
+                f"{seat.name} failed {len(seat.restarted_at) + 1} times within {WINDOW:.0f} s, its"
+                f" budget is restarts={self._restarts}; the last time:\n{error}",
+            )
+            return False
+        seat.restarted_at.append(now)
+        self.restarted += 1
+        return True
+
+    def _back_off(self, seat: Seat) -> float:
+        if not self._engine.concurrent:
+            return 0.0
+        return min(MOST_BACK_OFF, BACK_OFF * 2.0 ** (len(seat.restarted_at) - 1))
+
+    def _fail(self, seat: Seat, text: str) -> None:
+        error = WorkerFailed(text)
+        if seat.work is None:
+            _log.error("%s", text)
+        elif seat.work.collection in self._on_fail:
+            self._on_fail[seat.work.collection](error)
+
+    def _returned(self, seat: Seat, collection: str) -> None:
+        seat.returned = True
+        mine = [s for s in self.seats if s.work is not None and s.work.collection == collection]
+        if all(s.returned for s in mine) and collection in self._on_returned:
+            self._on_returned[collection]()

@@ -1,0 +1,136 @@
+"""Everything in the caller's thread: tasks are generators, and go on when they are driven."""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.core.errors import Closed, TimedOut, WouldBlock
+from paceline.engines.base import Engine, Exit, Link, Listener, Task, TaskSpec
+
+
+class SerialLink(Link):
+    """A line between two parts of one thread: whoever waits on it waits for itself."""
+
+    def __init__(self, task: SerialTask) -> None:
+        self._task = task
+        self.inbox: deque[object] = deque()
+
+    def send(self, message: object) -> None:
+        self._task.heard(message)
+
+    def receive(self, timeout: float | None = None) -> object:
+        if self.inbox:
+            return self.inbox.popleft()
+        if self._task.stopping:
+            raise EOFError("the launcher closed the line")
+        if timeout is None:
+            raise WouldBlock("a task waits for its launcher, in the launcher's own thread")
+        raise TimedOut("no message from the launcher yet")
+
+
+class SerialTask(Task):
+    """A generator that goes on each time it is driven."""
+
+    def __init__(self, spec: TaskSpec, listener: Listener) -> None:
+        self.stopping = False
+        self._name = spec.name
+        self._listener = listener
+        self._link = SerialLink(self)
+        self._alive = True
+        # A target that is a plain function runs here and now, and has ended.
+        self._steps: Iterator[Any] = iter(spec.target(self._link) or ())
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    def send(self, message: object) -> None:
+        if not self._alive or self.stopping:
+            raise Closed(f"{self._name} has ended")
+        self._link.inbox.append(message)
+
+    def heard(self, message: object) -> None:
+        """Hand a message of the task to its listener."""
+        self._listener.received(self, message)
+
+    def drive(self) -> bool:
+        """Go on until the task waits; whether it did something."""
+        if not self._alive:
+            return False
+        try:
+            return bool(next(self._steps))
+        except StopIteration:
+            self._end(Exit(status=0))
+        except Exception:
+            self._end(Exit(status=1, error=traceback.format_exc()))
+        return True
+
+    def kill(self) -> None:
+        if self._alive:
+            self._close()
+            self._end(Exit(signal="SIGKILL"))
+
+    def stop(self) -> None:
+        """Close the line and let the task end by itself."""
+        self.stopping = True
+        while self.drive():
+            pass
+        self.kill()
+
+    def _close(self) -> None:
+        close = getattr(self._steps, "close", None)
+        if close is not None:
+            close()
+
+    def _end(self, how: Exit) -> None:
+        self._alive = False
+        self._listener.ended(self, how)
+
+
+class SerialEngine(Engine):
+    """Tasks in the caller's thread, one step at a time, in the order they were started.
+
+    A target is a generator function that yields whether it did something, and whenever it would
+    have to wait. What it prints is printed; what it breaks stops in the user's debugger.
+    """
+
+    concurrent = False
+
+    def __init__(self) -> None:
+        self._tasks: list[SerialTask] = []
+        self._closed = False
+
+    def start(self, spec: TaskSpec, listener: Listener) -> Task:
+        if self._closed:
+            raise Closed("the engine is closed")
+        task = SerialTask(spec, listener)
+        self._tasks.append(task)
+        return task
+
+    def drive(self) -> bool:
+        worked = [task.drive() for task in list(self._tasks)]
+        self._tasks = [task for task in self._tasks if task.alive]
+        return any(worked)
+
+    def stop(self, task: Task, timeout: float) -> None:
+        assert isinstance(task, SerialTask)
+        task.stop()
+
+    def close(self, timeout: float = 5.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.stop()
+        self._tasks.clear()

@@ -1,0 +1,43 @@
+"""What runs in a parameter server's process."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from dataclasses import dataclass
+
+from paceline.engines.base import Link
+from paceline.server.loop import Server
+from paceline.transports.unix import UnixListener
+
+_log = logging.getLogger("paceline")
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """A server's first message: the socket that it inherits, already listening."""
+
+    place: str
+    descriptor: int
+    secret: bytes
+
+
+def run(link: Link) -> None:
+    """Serve until the launcher closes the line."""
+    setup = link.receive()
+    assert isinstance(setup, Serve)
+    listener = UnixListener(setup.place, socket.socket(fileno=setup.descriptor))
+    server = Server([listener], setup.secret, on_note=_log.warning)
+
+    def watch() -> None:
+        try:
+            link.receive()
+        except EOFError:
+            server.stop()
+
+    threading.Thread(target=watch, name="paceline-launcher-watch", daemon=True).start()
+    try:
+        server.serve()
+    finally:
+        server.close()

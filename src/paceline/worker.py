@@ -1,0 +1,340 @@
+"""What runs in a worker: it waits for a function, runs it, and tells its launcher how it went."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline import functions
+from paceline.connection import Pending
+from paceline.core import messages as m
+from paceline.core.errors import Closed, FunctionError, TimedOut
+from paceline.core.versions import count_of
+from paceline.engines.base import Link
+from paceline.packing import pack
+from paceline.session import Session
+from paceline.transports.base import Channel
+from paceline.variables import Variable
+
+QUICK = 0.001
+"""Seconds: workers whose items take less have one more started before they need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A worker's first message: who it is, and where the server is."""
+
+    target: str | None
+    secret: bytes
+    job: str
+    index: int
+    seed: int
+    channel: Callable[[], Channel] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Run a generator function, and offer what it yields. `payload` is (fn, resources)."""
+
+    collection: str
+    payload: bytes
+    version_of: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """End the function of that collection at its next step."""
+
+    collection: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker is a member and runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a function ended: of itself, because its collection did, or with an error.
+
+    `hopeless` says that it would end in the same way again.
+    """
+
+    collection: str
+    items: int
+    error: str | None = None
+    hopeless: bool = False
+
+
+class Worker:
+    """What a function learns of the worker that it runs in.
+
+    Attributes:
+        job, index: its task.
+        seed: for random numbers; it differs between workers, and after a restart.
+        session: its session, to find other variables and queues.
+    """
+
+    def __init__(self, setup: Setup, session: Session, link: Link) -> None:
+        self.job = setup.job
+        self.index = setup.index
+        self.seed = setup.seed
+        self.session = session
+        self._link = link
+        self.later: list[object] = []
+        self._logged: dict[str, list[float]] = {}
+        self._stopped: set[str] = set()
+        self._current = ""
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.job}:{self.index}, seed {self.seed}>"
+
+    def log(self, **metrics: float) -> None:
+        """Note numbers that travel with the next item: `batch.metrics`, and the progress line.
+
+        Under one name several values may be noted for one item. `steps` is summed up and shown as a
+        rate; of other names the progress line shows the mean of the newest.
+        """
+        for name, value in metrics.items():
+            self._logged.setdefault(name, []).append(float(value))
+
+    def should_stop(self) -> bool:
+        """Whether the trainer no longer wants items; a function that takes long can look."""
+        self._listen()
+        return self._current in self._stopped or not self.session.connection.alive()
+
+    def take_logged(self) -> dict[str, list[float]] | None:
+        """What was noted since the last item."""
+        logged, self._logged = self._logged, {}
+        return logged or None
+
+    def begin(self, collection: str) -> None:
+        """A function starts."""
+        self._current = collection
+        self._logged = {}
+
+    def report(self, ended: Ended) -> None:
+        """Tell the launcher how a function ended."""
+        self._link.send(ended)
+
+    def _listen(self) -> None:
+        with suppress(TimedOut, EOFError):
+            while True:
+                message = self._link.receive(0)
+                if isinstance(message, StopJob):
+                    self._stopped.add(message.collection)
+                else:
+                    self.later.append(message)
+
+
+class Collector:
+    """Runs one generator function and offers its items, starting each only when admitted."""
+
+    def __init__(
+        self, worker: Worker, job: Collect, fn: Any, resources: tuple[Any, ...], *, blocking: bool
+    ) -> None:
+        self.items = 0
+        self._blocking = blocking
+        self._worker = worker
+        self._job = job
+        self._name = getattr(fn, "__name__", "the function")
+        self._connection = worker.session.connection
+        self._stamp = _stamping(resources, job.version_of)
+        self._made = _generator(fn, resources, worker)
+        self._credits = 0
+        self._longest = QUICK
+        self._pending: Pending | None = None
+
+    def steps(self) -> Generator[bool, None, None]:
+        """Go on until the function or its collection has ended."""
+        try:
+            while True:
+                yield from self._admitted()
+                began = time.perf_counter()
+                try:
+                    item = next(self._made)
+                except StopIteration:
+                    break
+                took = time.perf_counter() - began
+                self._longest = max(took, 0.9 * self._longest)
+                self._offer(item)
+                yield True
+        finally:
+            close = getattr(self._made, "close", None)
+            if close is not None:
+                close()
+        if self.items == 0:
+            raise FunctionError(
+                f"{self._name} returned without yielding an item; it should yield items for as long"
+                " as it is asked (`while True: ... yield item`)"
+            )
+        self._abandon()
+
+    def _admitted(self) -> Generator[bool, None, None]:
+        while self._credits == 0:
+            if self._pending is not None:
+                pending, self._pending = self._pending, None
+                self._granted(pending)
+                continue
+            limit = None if self._blocking else 0.0
+            request = m.Offer(self._job.collection, [], 1, 0, limit)
+            self._pending = self._connection.post(request, (), limit)
+            if not self._blocking:
+                self._granted(self._pending)
+                self._pending = None
+                if self._credits == 0:
+                    yield False
+
+    def _granted(self, pending: Pending) -> None:
+        try:
+            reply, _ = pending.result()
+        except TimedOut:
+            return
+        self._credits += reply.items
+
+    def _offer(self, item: Any) -> None:
+        version = self._stamped()
+        what = f"item {self.items} of {self._name}"
+        head, block = pack(self._connection.arena, item, what, version, self._worker.take_logged())
+        self.items += 1
+        self._credits -= 1
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._granted(pending)
+        ahead = 2 if self._longest < QUICK else 1
+        want = max(0, ahead - self._credits)
+        limit = 0.0 if self._credits or not self._blocking else None
+        request = m.Offer(self._job.collection, [head], want, 0, limit)
+        self._pending = self._connection.post(request, [block], limit)
+
+    def _abandon(self) -> None:
+        if self._pending is not None:
+            self._granted(self._pending)
+        request = m.Offer(self._job.collection, [], 0, self._credits, 0.0)
+        self._connection.call(request)
+
+    def _stamped(self) -> int:
+        if self._stamp is None:
+            return m.NO_VERSION
+        first, self._stamp.first_read = self._stamp.first_read, None
+        version = self._stamp.held if first is None else first
+        if version is None:
+            raise FunctionError(
+                f"{self._name} yielded an item without ever reading '{self._stamp.name}', so nobody"
+                " knows with which version it was made; read it first (read or read_into), or say"
+                " version_of=None to collect"
+            )
+        return version
+
+    def where(self) -> str:
+        """How far it got, as part of a message."""
+        held = "none" if self._stamp is None else self._stamp.held
+        version = count_of(held) if isinstance(held, int) else held
+        return f"seed {self._worker.seed}, item {self.items}, parameters' version {version}"
+
+
+def run(link: Link) -> None:
+    """A worker's life, in a process or thread of its own."""
+    for _ in steps(link, blocking=True):
+        pass
+
+
+def steps(link: Link, *, blocking: bool = False) -> Generator[bool, None, None]:
+    """A worker's life. It yields whether it did something, whenever another could have its turn."""
+    session: Session | None = None
+    try:
+        setup = yield from _received(link, blocking)
+        assert isinstance(setup, Setup)
+        if blocking:
+            random.seed(setup.seed)
+            np.random.seed(setup.seed % (1 << 32))
+        channel = setup.channel() if setup.channel is not None else None
+        session = Session(
+            setup.target, secret=setup.secret, job=setup.job, index=setup.index, channel=channel
+        )
+        worker = Worker(setup, session, link)
+        link.send(Started())
+        while True:
+            job = worker.later.pop(0) if worker.later else (yield from _received(link, blocking))
+            if isinstance(job, Collect):
+                yield from _collect(worker, job, blocking)
+    except EOFError:
+        # The launcher is gone, or wants no more of us.
+        return
+    finally:
+        if session is not None:
+            session.close()
+
+
+def _collect(worker: Worker, job: Collect, blocking: bool) -> Generator[bool, None, None]:
+    collector: Collector | None = None
+    error: str | None = None
+    hopeless = False
+    worker.begin(job.collection)
+    try:
+        loaded: Any = functions.load(job.payload, worker.session.handle)
+        fn, resources = loaded
+        if blocking:
+            _seed_framework(worker.seed)
+        collector = Collector(worker, job, fn, resources, blocking=blocking)
+        yield from collector.steps()
+    except Closed:
+        # The collection has ended; a queue of the user's that was closed ends the function too.
+        pass
+    except FunctionError as e:
+        error, hopeless = f"FunctionError: {e}", True
+    except Exception:
+        if worker.session.connection.alive():
+            where = f"\n({collector.where()})" if collector else ""
+            error, hopeless = traceback.format_exc().rstrip() + where, collector is None
+    worker.report(Ended(job.collection, collector.items if collector else 0, error, hopeless))
+    yield True
+
+
+def _received(link: Link, blocking: bool) -> Generator[bool, None, object]:
+    while True:
+        try:
+            return link.receive(None if blocking else 0)
+        except TimedOut:
+            yield False
+
+
+def _generator(fn: Any, resources: tuple[Any, ...], worker: Worker) -> Iterator[Any]:
+    made = fn(*resources, worker=worker) if takes_worker(fn) else fn(*resources)
+    if not hasattr(made, "__next__"):
+        raise FunctionError(
+            f"{getattr(fn, '__name__', fn)} returned a {type(made).__name__}; to be collected from,"
+            " a function yields its items (a generator function)"
+        )
+    iterator: Iterator[Any] = made
+    return iterator
+
+
+def takes_worker(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` has a parameter named `worker`."""
+    try:
+        return "worker" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _stamping(resources: tuple[Any, ...], version_of: str | None) -> Variable[Any] | None:
+    for resource in resources:
+        if isinstance(resource, Variable) and resource.name == version_of:
+            return resource
+    return None
+
+
+def _seed_framework(seed: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
