@@ -64,7 +64,31 @@ OUTSIDE_CORE = """
 FILE_LINES = 400
 FUNCTION_LINES = 50
 
-PUBLIC_NAMES = ["__version__"]
+PUBLIC_NAMES = [
+    "Batch",
+    "Closed",
+    "Cluster",
+    "Collection",
+    "Disconnected",
+    "FunctionError",
+    "OutOfMemory",
+    "PacelineError",
+    "ProtocolError",
+    "Queue",
+    "Refused",
+    "SchemaError",
+    "Session",
+    "Snapshot",
+    "TimedOut",
+    "TooStale",
+    "UnknownName",
+    "Unsupported",
+    "Variable",
+    "Worker",
+    "WorkerFailed",
+    "WouldBlock",
+    "__version__",
+]
 
 
 @dataclass(frozen=True)
