@@ -191,6 +191,9 @@ class Connection:
                 self._break(e)
                 raise self._ended(e) from e
             if frame is not None:
+                if self._waiters.get(frame.request) is waiter:
+                    waiter.frame = frame
+                    return
                 self._dispatch(frame)
             elif deadline is not None and time.monotonic() >= deadline:
                 self._give_up()
@@ -244,6 +247,8 @@ class Connection:
                 self.tell(undo(m.decode_reply(frame.header)))
             return "" if frame.kind != ERROR else m.decode_reply(frame.header).text
         except PacelineError as e:
+            # Without a verdict nobody knows what was done: the end of the connection undoes it.
+            self._break(e)
             return str(e)
 
     def _settled(self, frame: Frame) -> tuple[Any, Buffers]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from paceline.core.errors import Disconnected, PacelineError, ProtocolError
+from paceline.core.errors import Disconnected, ProtocolError
 from paceline.server.collection_desk import CollectionDesk
+from paceline.server.poller import READ, WRITE, Poller
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.service import Finish, Peer, Service, Work
 from paceline.server.variable_desk import VariableDesk
@@ -49,15 +50,13 @@ class Server:
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self.service = Service(self._arena, new_epoch(), DESKS, run_long=self._run_long)
-        self._selector = selectors.DefaultSelector()
+        self._poller = Poller()
         self._peers: dict[Any, Peer] = {}
         self._greetings: dict[Greeting, float] = {}
         self._backlog: set[Any] = set()
-        self._selector.register(self._woken, selectors.EVENT_READ, self._wake)
+        self._poller.watch(self._woken.fileno(), self._wake)
         for listener in listeners:
-            self._selector.register(
-                listener, selectors.EVENT_READ, lambda mask, at=listener: self._accept(at)
-            )
+            self._poller.watch(listener.fileno(), self._accepting(listener))
 
     def serve(self) -> None:
         """Serve until a session asks the server to stop, or `stop` is called."""
@@ -65,9 +64,9 @@ class Server:
         while not service.stopping:
             limit = service.tick()
             if self._greetings:
-                limit = min(limit or LIMIT, self._expire_greetings())
-            for key, mask in self._selector.select(limit):
-                key.data(mask)
+                left = self._expire_greetings()
+                limit = left if limit is None else min(limit, left)
+            self._poller.wait(limit)
             if self._backlog:
                 self._want_writes()
 
@@ -87,10 +86,13 @@ class Server:
         self._peers.clear()
         self._greetings.clear()
         self._pool.shutdown(cancel_futures=True)
-        self._selector.close()
+        self._poller.close()
         self._woken.close()
         self._waker.close()
         self._arena.close()
+
+    def _accepting(self, listener: Any) -> Callable[[int], None]:
+        return lambda events: self._accept(listener)
 
     def _accept(self, listener: Any) -> None:
         try:
@@ -103,7 +105,7 @@ class Server:
         if len(self._greetings) == STRANGERS:
             self._drop_greeting(next(iter(self._greetings)))
         self._greetings[greeting] = time.monotonic() + LIMIT
-        self._selector.register(greeting, selectors.EVENT_READ, lambda mask: self._greet(greeting))
+        self._poller.watch(greeting.fileno(), lambda events: self._greet(greeting))
 
     def _greet(self, greeting: Greeting) -> None:
         try:
@@ -115,12 +117,11 @@ class Server:
         if channel is None:
             return
         del self._greetings[greeting]
-        self._selector.unregister(greeting)
+        fileno = channel.fileno()
+        self._poller.forget(fileno)
         channel.on_backlog = self._backlog.add
-        self._peers[channel] = Peer(channel)
-        self._selector.register(
-            channel, selectors.EVENT_READ, lambda mask: self._ready(channel, mask)
-        )
+        peer = self._peers[channel] = Peer(channel)
+        self._poller.watch(fileno, lambda events: self._ready(channel, fileno, peer, events))
 
     def _expire_greetings(self) -> float:
         now = time.monotonic()
@@ -131,47 +132,42 @@ class Server:
 
     def _drop_greeting(self, greeting: Greeting) -> None:
         del self._greetings[greeting]
-        self._selector.unregister(greeting)
+        self._poller.forget(greeting.fileno())
         greeting.close()
 
-    def _ready(self, channel: Any, mask: int) -> None:
-        peer = self._peers.get(channel)
-        if peer is None:
-            return
-        fileno = channel.fileno()
+    def _ready(self, channel: Any, fileno: int, peer: Peer, events: int) -> None:
         try:
-            if mask & selectors.EVENT_WRITE:
+            if events & WRITE:
                 channel.send_more()
-            if mask & selectors.EVENT_READ:
+            if events & ~WRITE:
                 while (frame := channel.receive(0)) is not None:
                     self.service.feed(peer, frame)
                     if not channel.more:
                         break
             if channel.releases >= RELEASES:
                 channel.flush()
-        except (Disconnected, ProtocolError) as e:
-            self._lose(channel, fileno, e)
+        except Disconnected:
+            self._lose(channel, fileno)
+        except ProtocolError as e:
+            self._note(f"cut off {peer.name}: {e}")
+            self._lose(channel, fileno)
+        except Exception:
+            # One peer's request must not end the others' server.
+            self._note(f"cut off {peer.name} after an error:\n{traceback.format_exc()}")
+            self._lose(channel, fileno)
 
-    def _lose(self, channel: Any, fileno: int, why: PacelineError) -> None:
+    def _lose(self, channel: Any, fileno: int) -> None:
+        self._poller.forget(fileno)
         peer = self._peers.pop(channel)
-        # The descriptor may be closed already; the selector still knows its number.
-        self._selector.unregister(fileno)
         channel.close()
-        if isinstance(why, ProtocolError):
-            self._note(f"cut off {peer.name}: {why}")
         self.service.lost(peer)
 
     def _want_writes(self) -> None:
         """Hear from each channel that could not send all, until it has."""
         for channel in list(self._backlog):
-            if channel not in self._peers:
-                self._backlog.discard(channel)
-                continue
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0)
-            key = self._selector.get_key(channel)
-            if key.events != wanted:
-                self._selector.modify(channel, wanted, key.data)
-            if not channel.unsent:
+            if channel in self._peers:
+                self._poller.want(channel.fileno(), READ | WRITE if channel.unsent else READ)
+            if channel not in self._peers or not channel.unsent:
                 self._backlog.discard(channel)
 
     def _run_long(self, work: Work, finish: Finish) -> None:
@@ -186,7 +182,7 @@ class Server:
 
         self._pool.submit(run)
 
-    def _wake(self, mask: int) -> None:
+    def _wake(self, events: int) -> None:
         try:
             self._woken.recv(4096)
         except BlockingIOError:

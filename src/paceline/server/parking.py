@@ -111,6 +111,11 @@ class Parking:
                 request.done = request.done or request.peer is peer
             self._keep(key, kept)
 
+    @property
+    def timed(self) -> bool:
+        """Whether a wait with a time limit may be among them."""
+        return bool(self._deadlines)
+
     def expire(self) -> None:
         """End the waits whose time is up."""
         now = self._clock.now()

@@ -129,6 +129,8 @@ class Service:
 
     def tick(self) -> float | None:
         """End waits whose time is up; seconds until there is more to do, `None` if never."""
+        if not self.parking.timed:
+            return None
         self.parking.expire()
         return self.parking.next_deadline()
 

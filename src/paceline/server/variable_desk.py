@@ -187,7 +187,8 @@ class VariableDesk(Desk):
             if found is NOT_YET:
                 return NOT_YET
             version, stored = found
-            return m.Value(version, stored.layout, stored.values), (stored.memory,)
+            reply = m.Value(version, stored.layout, stored.values)
+            return reply if stored.memory is None else (reply, (stored.memory,))
 
         def what() -> str:
             return (

@@ -16,12 +16,13 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.core import codec
-from paceline.core.codec import PREFIX, Envelope
+from paceline.core.codec import PREFIX, PROTOCOL, Envelope
 from paceline.core.errors import Disconnected, ProtocolError
 from paceline.transports.base import Channel, Frame, Inline, Memory
 from paceline.transports.shared import Pinned, Segment, SharedBlock, descriptors
 
 CHUNK = 1 << 16
+MOST = 1 << 20
 FDS = 64
 TICK = 1.0
 SEND_LIMIT = 60.0
@@ -93,10 +94,13 @@ class UnixChannel(Channel):
                 raise Disconnected("this connection is closed")
             if not frame.buffers and not self._released and not self._forgotten:
                 data = PREFIX.pack(
-                    codec.PROTOCOL, frame.kind, 0, len(frame.header), 0, 0,
+                    PROTOCOL, frame.kind, 0, len(frame.header), 0, 0,
                     frame.session, frame.request, frame.epoch,
-                )  # fmt: skip
-                self._write(data + frame.header, [])
+                ) + frame.header  # fmt: skip
+                # Almost always the socket takes a short frame at once.
+                sent = 0 if self._outbox else self._push(data, [])
+                if sent != len(data):
+                    self._write(data, [], sent)
                 return
             data, fds, keep = self._encode(frame)
             self._write(data, fds)
@@ -149,7 +153,7 @@ class UnixChannel(Channel):
             )
         )
         prefix = PREFIX.pack(
-            codec.PROTOCOL, frame.kind, 0, len(frame.header), len(envelope), nbytes,
+            PROTOCOL, frame.kind, 0, len(frame.header), len(envelope), nbytes,
             frame.session, frame.request, frame.epoch,
         )  # fmt: skip
         data = b"".join((prefix, frame.header, envelope, *inline))
@@ -164,11 +168,9 @@ class UnixChannel(Channel):
 
         self._known[uid] = weakref.ref(segment, gone)
 
-    def _write(self, data: bytes, fds: list[int]) -> None:
+    def _write(self, data: bytes, fds: list[int], sent: int = 0) -> None:
         rest = memoryview(data)
-        if self._outbox:
-            sent = 0
-        else:
+        if not self._outbox and not sent:
             # More descriptors than one message carries go ahead with a byte each.
             while len(fds) > FDS:
                 self._push(rest[:1], fds[:FDS])
@@ -230,34 +232,37 @@ class UnixChannel(Channel):
                 return self._frames.popleft()
             if self.closed:
                 raise Disconnected("this connection is closed")
-            flags = socket.MSG_DONTWAIT if timeout == 0 else 0
-            if self._waits and timeout is not None and timeout < TICK and not flags:
-                self._poll_in(timeout)
+            flags = 0
+            if self._waits and timeout is not None and timeout < TICK:
+                if timeout:
+                    self._poll_in(timeout)
                 flags = socket.MSG_DONTWAIT
-            if not self.receive_ready(flags) and (
+            if not self._receive_ready(flags) and (
                 not self._waits or (deadline is not None and time.monotonic() >= deadline)
             ):
                 return None
 
-    def receive_ready(self, flags: int = 0) -> bool:
-        """Read once from the socket; whether there was something. Frames come from `receive`."""
-        size = max(CHUNK, self._wanted - len(self._partial))
+    def _receive_ready(self, flags: int = 0) -> bool:
+        """Read once from the socket; whether there was something."""
+        size = CHUNK
+        if self._partial:
+            size = min(MOST, max(CHUNK, self._wanted - len(self._partial)))
         try:
             data, extra, got, _ = self._sock.recvmsg(size, _FD_SPACE, flags)
         except BlockingIOError:
             return False
         except OSError as e:
-            self.close()
+            self._fail()
             raise Disconnected(f"the other end is gone ({e.strerror})") from e
         if extra:
             self._take_descriptors(extra, got)
         if not data:
-            self.close()
+            self._fail()
             raise Disconnected("the other end is gone (its process ended, or closed)")
         try:
             self._parse(data)
         except ProtocolError:
-            self.close()
+            self._fail()
             raise
         return True
 
@@ -278,13 +283,26 @@ class UnixChannel(Channel):
                 fds.frombytes(rights[: len(rights) - len(rights) % 4])
                 self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
-            self.close()
+            self._fail()
             raise Disconnected(
                 f"shared memory came that this process has no descriptor for: {descriptors()};"
                 " raise the limit (ulimit -n)"
             )
 
     def _parse(self, data: bytes) -> None:
+        if not self._partial and len(data) >= PREFIX.size:
+            # Almost always one read is one short frame.
+            protocol, kind, reserved, header, envelope, inline, session, request, epoch = (
+                PREFIX.unpack_from(data)
+            )
+            if (
+                protocol == PROTOCOL
+                and kind <= codec.ONE_WAY
+                and not (reserved or envelope or inline)
+                and 0 < header == len(data) - PREFIX.size
+            ):
+                self._frames.append(Frame(kind, request, data[PREFIX.size :], (), session, epoch))
+                return
         if self._partial:
             self._partial += data
             if len(self._partial) < self._wanted:

@@ -1,0 +1,56 @@
+"""Which connections are ready: `selectors` with less between the system call and the answer."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from typing import Any
+
+READ, WRITE = select.POLLIN, select.POLLOUT
+
+Ready = Callable[[int], None]
+
+
+class Poller:
+    """Calls back with the events of each descriptor that is ready.
+
+    A closed descriptor must be forgotten before its number is used again.
+    """
+
+    def __init__(self) -> None:
+        self._epoll: Any = select.epoll() if hasattr(select, "epoll") else None
+        self._poll: Any = select.poll() if self._epoll is None else self._epoll
+        self._callbacks: dict[int, Ready] = {}
+
+    def watch(self, fd: int, on_ready: Ready) -> None:
+        """Call `on_ready` whenever `fd` can be read, or its other end is gone."""
+        self._poll.register(fd, READ)
+        self._callbacks[fd] = on_ready
+
+    def want(self, fd: int, events: int) -> None:
+        """Be called for these events from now on."""
+        self._poll.modify(fd, events)
+
+    def forget(self, fd: int) -> None:
+        """Watch `fd` no more."""
+        del self._callbacks[fd]
+        self._poll.unregister(fd)
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until something is ready, at most `timeout` seconds, and call back."""
+        if self._epoll is not None:
+            ready = self._epoll.poll(timeout)
+        else:
+            ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        callbacks = self._callbacks
+        for fd, events in ready:
+            # One callback may have ended the connection of another.
+            on_ready = callbacks.get(fd)
+            if on_ready is not None:
+                on_ready(events)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._callbacks.clear()
+        if self._epoll is not None:
+            self._epoll.close()
