@@ -31,6 +31,9 @@ _FIRST_VARIABLE: Any = object()
 GRACE = 2.0
 """Seconds that processes have to end by themselves."""
 
+MOST_AHEAD = 8
+"""Items that a worker may have admitted at a time, if they are quick."""
+
 
 class Cluster:
     """Workers, a server for what they share, and this process as the chief. A context manager.
@@ -64,7 +67,7 @@ class Cluster:
         self._collections: list[Collection[Any]] = []
         self._closed = False
         self._hosting = _hosting(engine)
-        self._progress = _progress(progress)
+        self._progress = _progress(progress, ticks=self._hosting.engine.concurrent)
         self._crew = Crew(
             self._hosting.engine,
             self._hosting.setup,
@@ -148,7 +151,9 @@ class Cluster:
             self.session, self._crew, name, self._hosting.cause, self._progress.update
         )
         self._collections.append(made)
-        self._crew.give(job, Collect(name, payload, stamps), made.fail, made.drain)
+        self._progress.update(made)
+        ahead = max(1, min(MOST_AHEAD, batch_size // self._crew.count(job)))
+        self._crew.give(job, Collect(name, payload, stamps, ahead), made.fail, made.drain)
         return made
 
     def close(self) -> None:

@@ -52,11 +52,13 @@ class Tally:
         self.steps = 0.0
         self.waited = 0.0
         self.waiting_since: float | None = None
+        self.newest_at = self.began
         self.lag = 0
         self.metrics: dict[str, deque[float]] = {}
 
     def add(self, batch: Batch[Any]) -> None:
         """Count a batch."""
+        self.newest_at = time.monotonic()
         self.batches += 1
         self.items += len(batch)
         self.lag = int(batch.lag.max()) if batch.lag.size else 0
@@ -68,7 +70,9 @@ class Tally:
 
     def means(self) -> dict[str, float]:
         """The mean of the newest values of each metric."""
-        return {name: float(np.mean(values)) for name, values in self.metrics.items() if values}
+        # Copied in one step each: another thread may ask while batches are added.
+        metrics = {name: list(values) for name, values in list(self.metrics.items())}
+        return {name: float(np.mean(values)) for name, values in metrics.items() if values}
 
     @property
     def waited_now(self) -> float:
@@ -89,14 +93,14 @@ class Collection(Generic[D]):
         workers: Workers,
         name: str,
         cause: Callable[[PacelineError], PacelineError],
-        on_batch: Callable[[Collection[Any]], None],
+        on_change: Callable[[Collection[Any]], None],
     ) -> None:
         self.name = name
         self.tally = Tally()
         self._connection = session.connection
         self._workers = workers
         self._cause = cause
-        self._on_batch = on_batch
+        self._on_change = on_change
         self._error: PacelineError | None = None
         self._asked = False
         self._closed = False
@@ -127,6 +131,11 @@ class Collection(Generic[D]):
     ) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or the loop over it left."""
+        return self._closed
+
     def next(self, *, timeout: float | None = 60.0) -> Batch[D]:
         """The next batch; asking for it says that the one before is done with.
 
@@ -155,7 +164,7 @@ class Collection(Generic[D]):
         del buffers
         self._connection.tell(m.Delivered(self.name, items.delivery))
         self.tally.add(batch)
-        self._on_batch(self)
+        self._on_change(self)
         return batch
 
     def stats(self) -> dict[str, Any]:
@@ -171,6 +180,7 @@ class Collection(Generic[D]):
         self._workers.take_back(self.name)
         if self._connection.alive():
             self._end()
+        self._on_change(self)
 
     def fail(self, error: PacelineError) -> None:
         """End the collection with an error, which whoever asks next gets."""

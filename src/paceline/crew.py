@@ -135,6 +135,10 @@ class Crew(Listener):
         """Whether workers run beside the caller."""
         return self._engine.concurrent
 
+    def count(self, job: str) -> int:
+        """How many workers a job has."""
+        return sum(seat.job == job for seat in self.seats)
+
     def alive(self, job: str | None = None) -> int:
         """How many workers are alive."""
         with self._lock:

@@ -17,16 +17,16 @@ import numpy as np
 from paceline import functions
 from paceline.connection import Pending
 from paceline.core import messages as m
-from paceline.core.errors import Closed, FunctionError, TimedOut
+from paceline.core.errors import Closed, FunctionError, PacelineError, TimedOut
 from paceline.core.versions import count_of
 from paceline.engines.base import Link
 from paceline.packing import pack
 from paceline.session import Session
-from paceline.transports.base import Channel
+from paceline.transports.base import Block, Channel
 from paceline.variables import Variable
 
-QUICK = 0.001
-"""Seconds: workers whose items take less have one more started before they need it."""
+QUICK = 0.002
+"""Seconds: a worker that makes all the items it may have ahead in less has them ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,15 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Run a generator function, and offer what it yields. `payload` is (fn, resources)."""
+    """Run a generator function, and offer what it yields. `payload` is (fn, resources).
+
+    A worker with quick items may have up to `ahead` of them admitted at a time.
+    """
 
     collection: str
     payload: bytes
     version_of: str | None
+    ahead: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,7 @@ class Collector:
         self._made = _generator(fn, resources, worker)
         self._credits = 0
         self._longest = QUICK
+        self._held: list[tuple[m.Head, Block | None]] = []
         self._pending: Pending | None = None
 
     def steps(self) -> Generator[bool, None, None]:
@@ -166,61 +171,70 @@ class Collector:
                     break
                 took = time.perf_counter() - began
                 self._longest = max(took, 0.9 * self._longest)
-                self._offer(item)
+                self._hold(item)
+                if self._credits == 0 or len(self._held) >= self._ahead // 2:
+                    self._offer(self._ahead)
                 yield True
         finally:
             close = getattr(self._made, "close", None)
             if close is not None:
                 close()
+            with suppress(PacelineError):
+                self._give_up()
         if self.items == 0:
             raise FunctionError(
                 f"{self._name} returned without yielding an item; it should yield items for as long"
                 " as it is asked (`while True: ... yield item`)"
             )
-        self._abandon()
+
+    @property
+    def _ahead(self) -> int:
+        """How many items to have admitted at a time; one where items take long."""
+        return self._job.ahead if self._longest * self._job.ahead < QUICK else 1
 
     def _admitted(self) -> Generator[bool, None, None]:
+        self._settle()
         while self._credits == 0:
-            if self._pending is not None:
-                pending, self._pending = self._pending, None
-                self._granted(pending)
-                continue
-            limit = None if self._blocking else 0.0
-            request = m.Offer(self._job.collection, [], 1, 0, limit)
-            self._pending = self._connection.post(request, (), limit)
-            if not self._blocking:
-                self._granted(self._pending)
-                self._pending = None
-                if self._credits == 0:
-                    yield False
+            self._offer(self._ahead)
+            self._settle()
+            if self._credits == 0 and not self._blocking:
+                yield False
 
-    def _granted(self, pending: Pending) -> None:
-        try:
-            reply, _ = pending.result()
-        except TimedOut:
-            return
-        self._credits += reply.items
-
-    def _offer(self, item: Any) -> None:
+    def _hold(self, item: Any) -> None:
         version = self._stamped()
         what = f"item {self.items} of {self._name}"
-        head, block = pack(self._connection.arena, item, what, version, self._worker.take_logged())
+        arena, logged = self._connection.arena, self._worker.take_logged()
+        self._held.append(pack(arena, item, what, version, logged))
         self.items += 1
         self._credits -= 1
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self._granted(pending)
-        ahead = 2 if self._longest < QUICK else 1
-        want = max(0, ahead - self._credits)
-        limit = 0.0 if self._credits or not self._blocking else None
-        request = m.Offer(self._job.collection, [head], want, 0, limit)
-        self._pending = self._connection.post(request, [block], limit)
 
-    def _abandon(self) -> None:
-        if self._pending is not None:
-            self._granted(self._pending)
-        request = m.Offer(self._job.collection, [], 0, self._credits, 0.0)
-        self._connection.call(request)
+    def _offer(self, ahead: int) -> None:
+        """Hand in what is held, and ask for more; without waiting for the answer."""
+        self._settle()
+        held, self._held = self._held, []
+        want = max(0, ahead - self._credits)
+        limit = None if self._blocking and self._credits == 0 else 0.0
+        heads = [head for head, _ in held]
+        request = m.Offer(self._job.collection, heads, want, 0, limit)
+        self._pending = self._connection.post(request, [block for _, block in held], limit)
+
+    def _settle(self) -> None:
+        """Take the answer to the last offer, if there is one to come."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        with suppress(TimedOut):
+            reply, _ = pending.result()
+            self._credits += reply.items
+
+    def _give_up(self) -> None:
+        """Hand in what is held, and give back what was admitted and will not be made."""
+        self._settle()
+        heads = [head for head, _ in self._held]
+        blocks = [block for _, block in self._held]
+        request = m.Offer(self._job.collection, heads, 0, self._credits, 0.0)
+        self._held, self._credits = [], 0
+        self._connection.call(request, blocks)
 
     def _stamped(self) -> int:
         if self._stamp is None:

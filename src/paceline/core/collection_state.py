@@ -191,6 +191,7 @@ class CollectionState:
             "started": self.started,
             "finished": self.finished,
             "running": self.running,
+            "workers_making": sum(count > 0 for count in self._outstanding.values()),
             "batch_size": self.batch_size,
             "depth": self.depth,
             "trainer_waits": self.trainer_waits,

@@ -111,7 +111,9 @@ class CollectionDesk(Desk):
             )
 
         key = ("batch", request.name)
-        self._service.ask(peer, frame, key, attempt, request.timeout, what)
+        # A trainer that only looks (timeout 0) will look again; the workers may go on for it.
+        in_vain = state.give_up if request.timeout != 0 else None
+        self._service.ask(peer, frame, key, attempt, request.timeout, what, in_vain=in_vain)
         self._service.parking.changed(("start", request.name))
 
     def _delivered(self, peer: Peer, request: m.Delivered, frame: Frame) -> None:
@@ -133,4 +135,6 @@ class CollectionDesk(Desk):
         self._service.answer(peer, frame.request, m.Done())
 
     def _stats(self, peer: Peer, request: m.CollectionStats, frame: Frame) -> None:
-        self._service.answer(peer, frame.request, m.Text(self._collection(request.name).stats()))
+        stats = self._collection(request.name).stats()
+        stats["workers_waiting"] = self._service.parking.waiting(("start", request.name))
+        self._service.answer(peer, frame.request, m.Text(stats))

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from paceline.core import messages as m
 from paceline.core.clock import Clock, SystemClock
 from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
-from paceline.core.errors import Disconnected, PacelineError, ProtocolError, SchemaError
+from paceline.core.errors import Disconnected, PacelineError, ProtocolError, SchemaError, TimedOut
 from paceline.core.member_state import Member, MemberState
 from paceline.core.tree import Array, decoded
 from paceline.core.waiting import NOT_YET, Stored
@@ -162,10 +162,12 @@ class Service:
         what: Callable[[], str],
         *,
         behind: bool = False,
+        in_vain: Callable[[], None] | None = None,
     ) -> None:
         """Answer with what `attempt` says, now or once `key` has changed.
 
-        `behind`: not before those who wait for `key` already.
+        `behind`: not before those who wait for `key` already. `in_vain` is called when the wait
+        ends by its time limit or is cancelled.
         """
         if not (behind and self.parking.waiting(key)):
             result = attempt()
@@ -173,8 +175,13 @@ class Service:
                 self.answer(peer, frame.request, result)
                 return
         number = frame.request
-        parked = Parked(peer, number, what, attempt, lambda r: self.answer(peer, number, r))
-        self.parking.park(key, parked, timeout)
+
+        def answer(result: Any) -> None:
+            if in_vain is not None and isinstance(result, TimedOut):
+                in_vain()
+            self.answer(peer, number, result)
+
+        self.parking.park(key, Parked(peer, number, what, attempt, answer), timeout)
         if timeout == 0:
             self.parking.expire()
 

@@ -36,6 +36,7 @@ class Segment:
         self.nbytes = nbytes
         self.writable = writable
         self._bytes: Array | None = None
+        self._address = 0
 
     @classmethod
     def create(cls, nbytes: int) -> Segment:
@@ -90,7 +91,14 @@ class Segment:
             except OSError as e:
                 raise OutOfMemory(f"cannot map {self.nbytes} bytes: {e.strerror}") from e
             self._bytes = np.frombuffer(mapped, np.uint8)
+            self._address = self._bytes.ctypes.data
         return self._bytes
+
+    def address(self) -> int:
+        """Where it is mapped in this process."""
+        if self._bytes is None:
+            self.bytes()
+        return self._address
 
     def __del__(self) -> None:
         with suppress(OSError):
@@ -114,7 +122,7 @@ class Pinned(Memory):
     def array(self) -> Array:
         # The root of every view is this object itself, so the pin lasts as long as any view,
         # whatever framework holds it.
-        self._address = self.segment.bytes().ctypes.data + self.offset
+        self._address = self.segment.address() + self.offset
         return np.asarray(self)
 
     @property
