@@ -21,7 +21,7 @@ from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine
 from paceline.progress import Mode, progress
 from paceline.server.loop import LocalServer
 from paceline.session import CAPACITY_BYTES, Session
-from paceline.transports.unix import UnixListener
+from paceline.transports.base import transport
 from paceline.variables import Variable
 from paceline.worker import Collect, Setup
 
@@ -30,6 +30,9 @@ _FIRST_VARIABLE: Any = object()
 
 GRACE = 2.0
 """Seconds that processes have to end by themselves."""
+
+DESCRIPTORS, DESCRIPTORS_PER_WORKER = 64, 16
+"""Files, sockets and segments that a launcher has open, and those it adds for each worker."""
 
 MOST_AHEAD = 8
 """Items that a worker may have admitted at a time, if they are quick."""
@@ -84,7 +87,8 @@ class Cluster:
         except BaseException:
             self._end()
             raise
-        _preflight(sum(jobs.values()), worker_threads)
+        for warning in preflight(sum(jobs.values()), worker_threads, *_limits()):
+            _log.warning("%s", warning)
         self.variable = self.session.variable
         self.queue = self.session.queue
         self.resources = self.session.resources
@@ -150,7 +154,7 @@ class Cluster:
         made: Collection[Any] = Collection(
             self.session, self._crew, name, self._hosting.cause, self._progress.update
         )
-        self._collections.append(made)
+        self._collections = [*(c for c in self._collections if not c.closed), made]
         self._progress.update(made)
         ahead = max(1, min(MOST_AHEAD, batch_size // self._crew.count(job)))
         self._crew.give(job, Collect(name, payload, stamps, ahead), made.fail, made.drain)
@@ -197,7 +201,7 @@ class _Launched:
         self._task: Task | None = None
 
     def start(self) -> None:
-        listener = UnixListener(self._place)
+        listener = transport("unix").listen(self._place)
         try:
             descriptor = listener.fileno()
             spec = TaskSpec("ps:0", ps.run, inherit=(descriptor,))
@@ -306,7 +310,26 @@ def _stamping(version_of: Any, resources: tuple[Any, ...]) -> str | None:
     return found
 
 
-def _preflight(workers: int, threads: int) -> None:
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    if cores is not None and workers * threads > cores:
-        _log.info("%d workers with %d threads each on %d cores", workers, threads, cores)
+def preflight(workers: int, threads: int, cores: int, descriptors: int) -> list[str]:
+    """What will not fit on this machine, with the numbers; nothing where all does."""
+    found = []
+    if workers * threads > cores:
+        found.append(
+            f"{workers} workers with {threads} threads each on {cores} cores: they will take turns"
+        )
+    needed = DESCRIPTORS + DESCRIPTORS_PER_WORKER * workers
+    if needed > descriptors:
+        found.append(
+            f"{workers} workers need about {needed} file descriptors, {descriptors} are allowed:"
+            " raise the limit (ulimit -n)"
+        )
+    return found
+
+
+def _limits() -> tuple[int, int]:
+    """The cores and file descriptors that this process may use."""
+    if sys.platform == "linux":
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return cores, os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1 << 20

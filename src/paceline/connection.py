@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -72,6 +73,7 @@ class Connection:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._broken: PacelineError | None = None
+        self._process = os.getpid()
 
     def call(self, request: m.Request[R], buffers: Buffers = (), timeout: float | None = 0.0) -> R:
         """Send a request that is answered without buffers, and wait for its reply."""
@@ -150,6 +152,11 @@ class Connection:
     def _send(self, frame: Frame) -> None:
         if self._broken is not None:
             raise self._ended(self._broken)
+        if os.getpid() != self._process:
+            raise Disconnected(
+                f"{self.address}: this session belongs to process {self._process}; a forked process"
+                " opens one of its own"
+            )
         try:
             self._channel.send(frame)
         except Disconnected as e:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.engines.base import Link
 from paceline.server.loop import Server
-from paceline.transports.unix import UnixListener
+from paceline.transports.base import transport
 
 _log = logging.getLogger("paceline")
 
@@ -27,7 +27,7 @@ def run(link: Link) -> None:
     """Serve until the launcher closes the line."""
     setup = link.receive()
     assert isinstance(setup, Serve)
-    listener = UnixListener(setup.place, socket.socket(fileno=setup.descriptor))
+    listener = transport("unix").listen(setup.place, socket.socket(fileno=setup.descriptor))
     server = Server([listener], setup.secret, on_note=_log.warning)
 
     def watch() -> None:

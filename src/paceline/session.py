@@ -130,7 +130,7 @@ class Session:
         if board is not None:
             self._board = board.array().view(np.int64)
         word = None if self._board is None else self._board[defined.word : defined.word + 1]
-        return Variable(self._connection, name, word, defined.version)
+        return Variable(self._connection, name, word)
 
     def queue(
         self,

@@ -41,7 +41,7 @@ class Variable(Generic[T]):
     bytes for everyone.
     """
 
-    def __init__(self, connection: Connection, name: str, word: Array | None, version: int) -> None:
+    def __init__(self, connection: Connection, name: str, word: Array | None) -> None:
         self.name = name
         self.first_read: int | None = None
         """The first version read since this was set to `None`: what stamps a worker's items."""
@@ -50,7 +50,6 @@ class Variable(Generic[T]):
         self._connection = connection
         self._word = word
         self._snapshot: Snapshot[T] | None = None
-        self._known = version
         self._filled: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -149,8 +148,7 @@ class Variable(Generic[T]):
         head, block = pack(self._connection.arena, tree, what)
         # The last snapshot may be all that keeps an old version's memory from being used again.
         self._snapshot = None
-        self._known = self._connection.call(kind(self.name, head), [block]).version
-        return self._known
+        return self._connection.call(kind(self.name, head), [block]).version
 
     def _fetch(self, newer_than: int, limit: float | None) -> tuple[m.Value, Any]:
         request = m.Read(self.name, newer_than, limit)

@@ -59,6 +59,11 @@ class CollectionState:
         return min(self.max_lag // self._assigned, most)
 
     @property
+    def over(self) -> bool:
+        """Whether it has ended and nobody holds anything of it."""
+        return self.queue.closed and self.queue.stored == 0 and self.running == 0
+
+    @property
     def running(self) -> int:
         """Items admitted and not yet handed in."""
         return sum(self._outstanding.values())

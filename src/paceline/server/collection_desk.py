@@ -14,6 +14,9 @@ from paceline.server.service import Desk, Handler, Peer, Service, checked_name
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Frame
 
+REMEMBERED = 16
+"""Ended collections whose counters can still be asked for."""
+
 
 class CollectionDesk(Desk):
     """The collections of a server. Each lives where the variable is that stamps its items."""
@@ -57,6 +60,7 @@ class CollectionDesk(Desk):
         name = checked_name(request.name)
         if name in self.states:
             raise SchemaError(f"collection '{name}' exists already")
+        self._forget_ended()
         if not 1 <= request.batch_size <= request.capacity:
             raise SchemaError(
                 f"collection '{name}': batch_size={request.batch_size} is outside of 1 to"
@@ -69,6 +73,11 @@ class CollectionDesk(Desk):
         queue = QueueState(name, request.capacity, request.capacity_bytes)
         self.states[name] = CollectionState(queue, request.batch_size, request.max_lag, current)
         self._service.answer(peer, frame.request, m.Done())
+
+    def _forget_ended(self) -> None:
+        ended = [name for name, state in self.states.items() if state.over]
+        for name in ended[:-REMEMBERED]:
+            del self.states[name]
 
     def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
         state = self._collection(request.name)

@@ -6,7 +6,8 @@ import select
 from collections.abc import Callable
 from typing import Any
 
-READ, WRITE = select.POLLIN, select.POLLOUT
+# As POSIX numbers them, and epoll too.
+READ, WRITE = 1, 4
 
 Ready = Callable[[int], None]
 

@@ -6,7 +6,6 @@ import fcntl
 import itertools
 import mmap
 import os
-import resource
 import tempfile
 import threading
 from collections import deque
@@ -255,7 +254,7 @@ def memory_available() -> int:
 
 def descriptors() -> str:
     """How many descriptors are open and allowed, as part of a message."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = os.sysconf("SC_OPEN_MAX")
     with suppress(OSError):
         return f"{len(os.listdir('/proc/self/fd'))} of {limit} file descriptors are open"
     return f"{limit} file descriptors are allowed"
