@@ -69,8 +69,8 @@ class Cluster:
         self._names = itertools.count(1)
         self._collections: list[Collection[Any]] = []
         self._closed = False
+        self._progress = _progress(progress, ticks=engine != "serial")
         self._hosting = _hosting(engine)
-        self._progress = _progress(progress, ticks=self._hosting.engine.concurrent)
         self._crew = Crew(
             self._hosting.engine,
             self._hosting.setup,
@@ -211,7 +211,7 @@ class _Launched:
             listener.close()
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
-        return Setup(f"unix:{self._place}", self._secret, job, index, seed)
+        return Setup(f"unix:{self._place}", self._secret, job, index, seed, alone=True)
 
     def chief(self) -> Session:
         return Session(f"unix:{self._place}", secret=self._secret, job="chief", index=0)
@@ -253,11 +253,11 @@ class _ServerWatch(Listener):
 
 
 class _Local:
-    """Where everything is in this thread: the server too."""
+    """Where everything is in this process: whoever calls the server runs it."""
 
     def __init__(self, name: str) -> None:
         self.engine = engine(name)
-        self._server = LocalServer(waits=False)
+        self._server = LocalServer(waits=self.engine.concurrent)
 
     def start(self) -> None:
         """There is nothing to start."""
@@ -272,11 +272,14 @@ class _Local:
         return error
 
     def close(self) -> None:
+        if self.engine.concurrent:
+            # Workers that wait for something in the server hear that it has ended.
+            self._server.close()
         self.engine.close(GRACE)
 
 
 def _hosting(name: str) -> _Launched | _Local:
-    return _Local(name) if name == "serial" else _Launched(name)
+    return _Local(name) if name in ("serial", "threads") else _Launched(name)
 
 
 _progress = progress

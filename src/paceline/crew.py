@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.core.errors import Closed, PacelineError, WorkerFailed
 from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec
-from paceline.worker import Collect, Ended, Setup, Started, StopJob, run, steps
+from paceline.worker import Collect, Ended, Setup, Started, StopJob, run
 
 _log = logging.getLogger("paceline")
 
@@ -193,8 +193,7 @@ class Crew(Listener):
 
     def _start(self, seat: Seat) -> None:
         seat.due = None
-        target = run if self._engine.concurrent else steps
-        spec = TaskSpec(seat.name, target, threads=self._threads, devices=self._devices)
+        spec = TaskSpec(seat.name, run, threads=self._threads, devices=self._devices)
         seat.task = self._engine.start(spec, self)
         self._by_task[seat.task] = seat
         seat.task.send(self._setup(seat.job, seat.index, self._seed_of(seat)))

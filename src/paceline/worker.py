@@ -19,7 +19,7 @@ from paceline.connection import Pending
 from paceline.core import messages as m
 from paceline.core.errors import Closed, FunctionError, PacelineError, TimedOut
 from paceline.core.versions import count_of
-from paceline.engines.base import Link
+from paceline.engines.base import Link, received
 from paceline.packing import pack
 from paceline.session import Session
 from paceline.transports.base import Block, Channel
@@ -31,7 +31,10 @@ QUICK = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A worker's first message: who it is, and where the server is."""
+    """A worker's first message: who it is, and where the server is.
+
+    `alone`: in an interpreter of its own, whose random numbers it may seed.
+    """
 
     target: str | None
     secret: bytes
@@ -39,6 +42,7 @@ class Setup:
     index: int
     seed: int
     channel: Callable[[], Channel] | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +148,10 @@ class Collector:
     """Runs one generator function and offers its items, starting each only when admitted."""
 
     def __init__(
-        self, worker: Worker, job: Collect, fn: Any, resources: tuple[Any, ...], *, blocking: bool
+        self, worker: Worker, job: Collect, fn: Any, resources: tuple[Any, ...], *, waits: bool
     ) -> None:
         self.items = 0
-        self._blocking = blocking
+        self._waits = waits
         self._worker = worker
         self._job = job
         self._name = getattr(fn, "__name__", "the function")
@@ -197,7 +201,7 @@ class Collector:
         while self._credits == 0:
             self._offer(self._ahead)
             self._settle()
-            if self._credits == 0 and not self._blocking:
+            if self._credits == 0 and not self._waits:
                 yield False
 
     def _hold(self, item: Any) -> None:
@@ -213,7 +217,7 @@ class Collector:
         self._settle()
         held, self._held = self._held, []
         want = max(0, ahead - self._credits)
-        limit = None if self._blocking and self._credits == 0 else 0.0
+        limit = None if self._waits and self._credits == 0 else 0.0
         heads = [head for head, _ in held]
         request = m.Offer(self._job.collection, heads, want, 0, limit)
         self._pending = self._connection.post(request, [block for _, block in held], limit)
@@ -256,19 +260,13 @@ class Collector:
         return f"seed {self._worker.seed}, item {self.items}, parameters' version {version}"
 
 
-def run(link: Link) -> None:
-    """A worker's life, in a process or thread of its own."""
-    for _ in steps(link, blocking=True):
-        pass
-
-
-def steps(link: Link, *, blocking: bool = False) -> Generator[bool, None, None]:
+def run(link: Link) -> Generator[bool, None, None]:
     """A worker's life. It yields whether it did something, whenever another could have its turn."""
     session: Session | None = None
     try:
-        setup = yield from _received(link, blocking)
+        setup = yield from received(link)
         assert isinstance(setup, Setup)
-        if blocking:
+        if setup.alone:
             random.seed(setup.seed)
             np.random.seed(setup.seed % (1 << 32))
         channel = setup.channel() if setup.channel is not None else None
@@ -278,9 +276,9 @@ def steps(link: Link, *, blocking: bool = False) -> Generator[bool, None, None]:
         worker = Worker(setup, session, link)
         link.send(Started())
         while True:
-            job = worker.later.pop(0) if worker.later else (yield from _received(link, blocking))
+            job = worker.later.pop(0) if worker.later else (yield from received(link))
             if isinstance(job, Collect):
-                yield from _collect(worker, job, blocking)
+                yield from _collect(worker, job, setup.alone, link.waits)
     except EOFError:
         # The launcher is gone, or wants no more of us.
         return
@@ -289,7 +287,7 @@ def steps(link: Link, *, blocking: bool = False) -> Generator[bool, None, None]:
             session.close()
 
 
-def _collect(worker: Worker, job: Collect, blocking: bool) -> Generator[bool, None, None]:
+def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generator[bool, None, None]:
     collector: Collector | None = None
     error: str | None = None
     hopeless = False
@@ -297,9 +295,9 @@ def _collect(worker: Worker, job: Collect, blocking: bool) -> Generator[bool, No
     try:
         loaded: Any = functions.load(job.payload, worker.session.handle)
         fn, resources = loaded
-        if blocking:
+        if alone:
             _seed_framework(worker.seed)
-        collector = Collector(worker, job, fn, resources, blocking=blocking)
+        collector = Collector(worker, job, fn, resources, waits=waits)
         yield from collector.steps()
     except Closed:
         # The collection has ended; a queue of the user's that was closed ends the function too.
@@ -312,14 +310,6 @@ def _collect(worker: Worker, job: Collect, blocking: bool) -> Generator[bool, No
             error, hopeless = traceback.format_exc().rstrip() + where, collector is None
     worker.report(Ended(job.collection, collector.items if collector else 0, error, hopeless))
     yield True
-
-
-def _received(link: Link, blocking: bool) -> Generator[bool, None, object]:
-    while True:
-        try:
-            return link.receive(None if blocking else 0)
-        except TimedOut:
-            yield False
 
 
 def _generator(fn: Any, resources: tuple[Any, ...], worker: Worker) -> Iterator[Any]:

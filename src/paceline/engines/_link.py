@@ -12,7 +12,7 @@ import traceback
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import TimedOut
 from paceline.engines._child import FAILURE, HEADER, MESSAGE, PROTOCOL, Frames
-from paceline.engines.base import Link
+from paceline.engines.base import Link, run_through
 
 
 class ProcessLink(Link):
@@ -60,7 +60,7 @@ def work(line: socket.socket) -> None:
     try:
         target = link.receive()
         assert callable(target)
-        target(link)
+        run_through(target, link)
     except Exception as error:
         here = error.__traceback__
         lines = traceback.format_exception(error.with_traceback(here.tb_next if here else None))

@@ -2,12 +2,13 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, final
 
-from paceline.core.errors import UnknownName
+from paceline.core.errors import TimedOut, UnknownName
 
 Stream = Literal["stdout", "stderr"]
 
@@ -15,6 +16,7 @@ Stream = Literal["stdout", "stderr"]
 ENGINES = {
     "processes": "paceline.engines.processes:ProcessEngine",
     "serial": "paceline.engines.serial:SerialEngine",
+    "threads": "paceline.engines.threads:ThreadEngine",
 }
 
 _THREADS = (
@@ -30,6 +32,9 @@ _DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 
 class Link(ABC):
     """A task's private line to its launcher."""
+
+    waits: bool = True
+    """Whether `receive` can wait; else a target asks with a timeout of 0 and yields."""
 
     @abstractmethod
     def send(self, message: object) -> None:
@@ -53,8 +58,8 @@ class Link(ABC):
 class TaskSpec:
     """What to start: `target(link)` runs in the task, which ends with status 0 when it returns.
 
-    For an engine whose tasks share a thread it is a generator function, which yields whether it did
-    something, whenever another task may have its turn.
+    A target may be a generator function, which yields whether it did something whenever another
+    task may have its turn. An engine whose tasks share a thread needs that; others run it through.
 
     The name is put in front of the task's output. `threads` bounds those of BLAS and OpenMP.
     `devices` are the accelerators that the task sees, as in `CUDA_VISIBLE_DEVICES`. `env` adds
@@ -179,6 +184,28 @@ class Engine(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def received(link: Link) -> Generator[bool, None, object]:
+    """Wait for the launcher's next message in a target that is a generator function.
+
+    `message = yield from received(link)` lets other tasks go on where they share the thread.
+
+    Raises:
+        EOFError: the launcher closed the line or is gone.
+    """
+    while True:
+        try:
+            return link.receive(None if link.waits else 0)
+        except TimedOut:
+            yield False
+
+
+def run_through(target: Callable[[Link], Any], link: Link) -> None:
+    """Run a target to its end, also one that is a generator function."""
+    steps = target(link)
+    if isinstance(steps, Iterator):
+        deque(steps, maxlen=0)
 
 
 def engine(name: str) -> Engine:

@@ -14,6 +14,8 @@ from paceline.engines.base import Engine, Exit, Link, Listener, Task, TaskSpec
 class SerialLink(Link):
     """A line between two parts of one thread: whoever waits on it waits for itself."""
 
+    waits = False
+
     def __init__(self, task: SerialTask) -> None:
         self._task = task
         self.inbox: deque[object] = deque()
@@ -39,9 +41,9 @@ class SerialTask(Task):
         self._name = spec.name
         self._listener = listener
         self._link = SerialLink(self)
-        self._alive = True
-        # A target that is a plain function runs here and now, and has ended.
-        self._steps: Iterator[Any] = iter(spec.target(self._link) or ())
+        self._exit: Exit | None = None
+        self._target = spec.target
+        self._steps: Iterator[Any] | None = None
 
     @property
     def name(self) -> str:
@@ -53,11 +55,12 @@ class SerialTask(Task):
 
     @property
     def alive(self) -> bool:
-        return self._alive
+        return self._exit is None
 
     def send(self, message: object) -> None:
-        if not self._alive or self.stopping:
-            raise Closed(f"{self._name} has ended")
+        if self._exit or self.stopping:
+            why = f"it ended, {self._exit}" if self._exit else "it is being stopped"
+            raise Closed(f"send to {self._name!r}: {why}")
         self._link.inbox.append(message)
 
     def heard(self, message: object) -> None:
@@ -66,9 +69,11 @@ class SerialTask(Task):
 
     def drive(self) -> bool:
         """Go on until the task waits; whether it did something."""
-        if not self._alive:
+        if self._exit:
             return False
         try:
+            if self._steps is None:
+                self._steps = iter(self._target(self._link) or ())
             return bool(next(self._steps))
         except StopIteration:
             self._end(Exit(status=0))
@@ -77,7 +82,7 @@ class SerialTask(Task):
         return True
 
     def kill(self) -> None:
-        if self._alive:
+        if self._exit is None:
             self._close()
             self._end(Exit(signal="SIGKILL"))
 
@@ -94,15 +99,15 @@ class SerialTask(Task):
             close()
 
     def _end(self, how: Exit) -> None:
-        self._alive = False
+        self._exit = how
         self._listener.ended(self, how)
 
 
 class SerialEngine(Engine):
     """Tasks in the caller's thread, one step at a time, in the order they were started.
 
-    A target is a generator function that yields whether it did something, and whenever it would
-    have to wait. What it prints is printed; what it breaks stops in the user's debugger.
+    A target that has to wait is a generator function, which yields instead. What tasks print is
+    printed, and breakpoints in them work as anywhere.
     """
 
     concurrent = False
@@ -113,7 +118,7 @@ class SerialEngine(Engine):
 
     def start(self, spec: TaskSpec, listener: Listener) -> Task:
         if self._closed:
-            raise Closed("the engine is closed")
+            raise Closed(f"start {spec.name!r}: the engine is closed")
         task = SerialTask(spec, listener)
         self._tasks.append(task)
         return task

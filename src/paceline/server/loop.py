@@ -202,23 +202,28 @@ class LocalServer:
         self._lock = threading.RLock()
         self._arena = transport("memory").arena()
         self.service = Service(self._arena, new_epoch(), DESKS)
+        self._ends: set[MemoryChannel] = set()
+
+    def close(self) -> None:
+        """End every connection; whoever waits hears of it. Idempotent."""
+        for end in list(self._ends):
+            end.close()
 
     def connect(self) -> MemoryChannel:
         """A new connection's client end."""
         client, server = MemoryChannel.pair(waits=self._waits)
         peer = Peer(server)
-        gone = False
+        self._ends.add(server)
 
         def pump() -> None:
-            nonlocal gone
             with self._lock:
                 try:
                     while (frame := server.receive(0)) is not None:
                         self.service.feed(peer, frame)
                 except (Disconnected, ProtocolError):
                     server.close()
-                    if not gone:
-                        gone = True
+                    if server in self._ends:
+                        self._ends.discard(server)
                         self.service.lost(peer)
 
         def tick() -> float | None:

@@ -2,16 +2,18 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.core.errors import Closed, TimedOut
-from paceline.engines.base import Engine, Exit, Link, Stream, Task, TaskSpec
+from paceline.engines.base import Engine, Exit, Link, Stream, Task, TaskSpec, received
 
 # For each thing that a check waits for; starting a task imports NumPy.
 DEADLINE_SECONDS = 30.0
+
+Steps = Generator[bool, None, None]
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,13 @@ class Event:
 
 
 class Recorder:
-    """A listener that notes everything it hears, in order, and wakes those that wait for it."""
+    """A listener that notes everything it hears, in order, and wakes those that wait for it.
 
-    def __init__(self) -> None:
+    While it waits it drives `engine`, if that one's tasks run only then.
+    """
+
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = engine
         self._events: list[Event] = []
         self._changed = threading.Condition()
 
@@ -63,8 +69,14 @@ class Recorder:
         Raises:
             TimedOut: there are fewer; the message shows all that was heard.
         """
+        deadline = time.monotonic() + timeout
+        while self.engine is not None and not self.engine.concurrent:
+            if len(self.heard(task, what)) >= count or time.monotonic() > deadline:
+                break
+            self.engine.drive()
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self.heard(task, what)) >= count, timeout):
+            left = max(0.0, deadline - time.monotonic())
+            if not self._changed.wait_for(lambda: len(self.heard(task, what)) >= count, left):
                 raise TimedOut(
                     f"wait for {count} x {what!r} from {task!r} after {timeout} s: "
                     f"heard {self._events}"
@@ -90,8 +102,8 @@ def check_engine(make: Callable[[], Engine]) -> None:
 
 def check_messages_keep_their_order(make: Callable[[], Engine]) -> None:
     """What is sent before the target is there is received too, in order, both ways."""
-    recorder = Recorder()
     with make() as engine:
+        recorder = Recorder(engine)
         task = engine.start(TaskSpec("echo:0", _echo), recorder)
         for number in range(100):
             task.send(number)
@@ -100,9 +112,9 @@ def check_messages_keep_their_order(make: Callable[[], Engine]) -> None:
 
 def check_large_messages_arrive_whole(make: Callable[[], Engine]) -> None:
     """Megabytes go both ways at once, though neither end waits for the other to read."""
-    recorder = Recorder()
     array = np.arange(2_000_000)
     with make() as engine:
+        recorder = Recorder(engine)
         task = engine.start(TaskSpec("echo:0", _echo), recorder)
         for _ in range(3):
             task.send(array)
@@ -112,13 +124,13 @@ def check_large_messages_arrive_whole(make: Callable[[], Engine]) -> None:
 
 def check_closures_run(make: Callable[[], Engine]) -> None:
     """The target may be a closure over values of its launcher."""
-    recorder = Recorder()
     captured = {"answer": [42]}
 
     def target(link: Link) -> None:
         link.send(captured["answer"])
 
     with make() as engine:
+        recorder = Recorder(engine)
         engine.start(TaskSpec("closure:0", target), recorder)
         assert recorder.exit("closure:0") == Exit(status=0)
     assert recorder.events == [
@@ -129,8 +141,8 @@ def check_closures_run(make: Callable[[], Engine]) -> None:
 
 def check_a_raising_target_ends_with_its_traceback(make: Callable[[], Engine]) -> None:
     """A crash is told with the traceback of the target, and the engine starts further tasks."""
-    recorder = Recorder()
     with make() as engine:
+        recorder = Recorder(engine)
         failed = engine.start(TaskSpec("worker:0", _raise), recorder)
         end = recorder.exit("worker:0")
         assert end.status == 1
@@ -150,8 +162,8 @@ def check_a_raising_target_ends_with_its_traceback(make: Callable[[], Engine]) -
 
 def check_a_receive_can_time_out(make: Callable[[], Engine]) -> None:
     """`receive(timeout=0)` does not wait, and what comes later is still received."""
-    recorder = Recorder()
     with make() as engine:
+        recorder = Recorder(engine)
         task = engine.start(TaskSpec("impatient:0", _try_then_wait), recorder)
         recorder.wait("impatient:0", "received")
         task.send("late")
@@ -160,8 +172,8 @@ def check_a_receive_can_time_out(make: Callable[[], Engine]) -> None:
 
 def check_a_stop_lets_a_task_end_by_itself(make: Callable[[], Engine]) -> None:
     """A stop closes the line: the task receives what was sent, then hears of it, and says bye."""
-    recorder = Recorder()
     with make() as engine:
+        recorder = Recorder(engine)
         task = engine.start(TaskSpec("polite:0", _echo_then_say_bye), recorder)
         for word in ("one", "two"):
             task.send(word)
@@ -176,9 +188,9 @@ def check_a_stop_lets_a_task_end_by_itself(make: Callable[[], Engine]) -> None:
 def check_a_close_ends_all_tasks_and_leaves_nothing(make: Callable[[], Engine]) -> None:
     """After a close, which may be repeated, each end was told once and the threads are gone."""
     threads = set(threading.enumerate())
-    recorder = Recorder()
     names = [f"worker:{index}" for index in range(3)]
     engine = make()
+    recorder = Recorder(engine)
     tasks = [engine.start(TaskSpec(name, _echo), recorder) for name in names]
     for name, task in zip(names, tasks, strict=True):
         task.send("here")
@@ -218,17 +230,18 @@ def _expect_closed(message: str, action: Callable[[], object]) -> None:
     assert said == message, f"wanted Closed({message!r}), got {said!r}"
 
 
-def _echo(link: Link) -> None:
+def _echo(link: Link) -> Steps:
     while True:
         try:
-            message = link.receive()
+            message = yield from received(link)
         except EOFError:
             return
         link.send(message)
+        yield True
 
 
-def _echo_then_say_bye(link: Link) -> None:
-    _echo(link)
+def _echo_then_say_bye(link: Link) -> Steps:
+    yield from _echo(link)
     link.send("bye")
 
 
@@ -240,9 +253,9 @@ def _raise(link: Link) -> None:
     raise ArithmeticError("the worker's own words")
 
 
-def _try_then_wait(link: Link) -> None:
+def _try_then_wait(link: Link) -> Steps:
     try:
         link.receive(timeout=0)
     except TimedOut:
         link.send("timed out")
-    link.send(link.receive())
+    link.send((yield from received(link)))
