@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -23,6 +24,7 @@ class MemoryChannel(Channel):
         self.idle: Callable[[], float | None] | None = None
         self._waits = waits
         self._inbox: deque[Frame] = deque()
+        self._sent = 0
         self._arrived = threading.Condition()
         self._peer: MemoryChannel | None = None
 
@@ -42,24 +44,34 @@ class MemoryChannel(Channel):
             peer._arrived.notify_all()
         if peer.on_frame is not None:
             peer.on_frame()
+        if self.idle is not None:
+            # Who receives for this end may have to wake earlier, to end what was sent just now.
+            with self._arrived:
+                self._sent += 1
+                self._arrived.notify_all()
 
     def receive(self, timeout: float | None = None) -> Frame | None:
         if self._inbox:
             return self._inbox.popleft()
-        next_tick = self.idle() if self.idle is not None else None
-        if self._inbox:
-            return self._inbox.popleft()
-        if not self.alive():
-            raise Disconnected("the other end of this connection is closed")
-        if timeout == 0:
-            return None
-        if not self._waits:
-            raise WouldBlock("everything runs in this one thread, so nothing can end this wait")
-        limits = [limit for limit in (timeout, next_tick) if limit is not None]
-        with self._arrived:
-            if not self._inbox and self.alive():
-                self._arrived.wait(min(limits, default=None))
-            return self._inbox.popleft() if self._inbox else None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            sent = self._sent
+            next_tick = self.idle() if self.idle is not None else None
+            with self._arrived:
+                if self._inbox:
+                    return self._inbox.popleft()
+                if not self.alive():
+                    raise Disconnected("the other end of this connection is closed")
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                if not self._waits:
+                    raise WouldBlock(
+                        "everything runs in this one thread, so nothing can end this wait"
+                    )
+                if sent == self._sent:
+                    limits = [limit for limit in (left, next_tick) if limit is not None]
+                    self._arrived.wait(min(limits, default=None))
 
     def alive(self) -> bool:
         return not self.closed and self._peer is not None and not self._peer.closed

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import sys
 import tempfile
 import threading
 from collections import deque
@@ -22,6 +23,8 @@ LARGE = 1 << 20
 SLAB = 4 << 20
 SPARE_SEGMENTS = 4
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4)
+# Python's mapping keeps a second descriptor open, where it cannot be told not to.
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 _numbers = itertools.count(1)
 
@@ -86,7 +89,7 @@ class Segment:
             prot = mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
             flags = mmap.MAP_SHARED | _POPULATE
             try:
-                mapped = mmap.mmap(self.fd, self.nbytes, flags=flags, prot=prot)
+                mapped = mmap.mmap(self.fd, self.nbytes, flags=flags, prot=prot, **_UNTRACKED)
             except OSError as e:
                 raise OutOfMemory(f"cannot map {self.nbytes} bytes: {e.strerror}") from e
             self._bytes = np.frombuffer(mapped, np.uint8)
@@ -239,7 +242,8 @@ def size_class(nbytes: int) -> int:
 
 def memory_available() -> int:
     """Bytes this process may still use: the machine's, or what its control group leaves."""
-    available = 1 << 62
+    # Known even where no descriptor is left to look closer.
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, StopIteration, ValueError), open("/proc/meminfo") as lines:
         line = next(line for line in lines if line.startswith("MemAvailable"))
         available = int(line.split()[1]) * 1024

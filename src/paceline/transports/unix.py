@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import stat
 
-from paceline.core.errors import Disconnected, ProtocolError, Refused
+from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
 from paceline.core.handshake import CHALLENGE, NONCE, VERDICT, ClientSide
 from paceline.transports.base import Transport
 from paceline.transports.greeting import Greeting
@@ -21,10 +22,11 @@ def connect(place: str, secret: bytes, timeout: float | None) -> UnixChannel:
         Disconnected: nobody listens there.
         Refused: one of the two does not know the other's secret, or speaks another protocol.
     """
+    name = socket_name(place)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)
-        sock.connect(socket_name(place))
+        sock.connect(name)
         client = ClientSide(secret, secrets.token_bytes(NONCE))
         sock.sendall(client.answer(_exactly(sock, CHALLENGE)))
         client.check(_exactly(sock, VERDICT))
@@ -32,6 +34,10 @@ def connect(place: str, secret: bytes, timeout: float | None) -> UnixChannel:
     except ProtocolError as e:
         sock.close()
         raise Refused(f"unix:{place}: {e}") from e
+    except PacelineError:
+        # Some of them are an OSError too.
+        sock.close()
+        raise
     except OSError as e:
         sock.close()
         raise Disconnected(f"no server at unix:{place} ({e.strerror or e})") from e
@@ -86,8 +92,8 @@ def socket_name(place: str) -> str:
 
 
 def _bound(place: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = socket_name(place)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
             sock.bind(name)
@@ -106,6 +112,12 @@ def _bound(place: str) -> socket.socket:
 
 
 def _stale(name: str) -> bool:
+    """Whether it is a socket that nobody listens to: anything else there is somebody's file."""
+    try:
+        if not stat.S_ISSOCK(os.stat(name).st_mode):
+            return False
+    except OSError:
+        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(name)

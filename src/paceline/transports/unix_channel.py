@@ -28,7 +28,8 @@ TICK = 1.0
 SEND_LIMIT = 60.0
 OUTBOX_LIMIT = 1 << 28
 _FD_SPACE = socket.CMSG_SPACE(FDS * 4)
-_GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+_ENDED = getattr(select, "POLLRDHUP", 0)
+_GONE = _ENDED | select.POLLHUP | select.POLLERR
 
 
 class UnixChannel(Channel):
@@ -50,7 +51,7 @@ class UnixChannel(Channel):
         self._segments: dict[int, Segment] = {}
         self._released: deque[int] = deque()
         self._forgotten: deque[int] = deque()
-        self._outbox: deque[tuple[memoryview, list[int]]] = deque()
+        self._outbox: deque[tuple[memoryview, list[Segment]]] = deque()
         self._outbox_bytes = 0
         self._partial = bytearray()
         self._wanted = 0
@@ -58,7 +59,7 @@ class UnixChannel(Channel):
         self.on_backlog: Callable[[UnixChannel], None] = lambda channel: None
         self._fds: deque[int] = deque()
         self._poll = select.poll()
-        self._poll.register(sock.fileno(), getattr(select, "POLLRDHUP", 0))
+        self._poll.register(sock.fileno(), _ENDED)
         if waits:
             sock.setblocking(True)
             tick = struct.pack("ll", int(TICK), 0)
@@ -102,9 +103,7 @@ class UnixChannel(Channel):
                 if sent != len(data):
                     self._write(data, [], sent)
                 return
-            data, fds, keep = self._encode(frame)
-            self._write(data, fds)
-            del keep
+            self._write(*self._encode(frame))
 
     def flush(self) -> None:
         if self._released and not self.closed:
@@ -114,8 +113,8 @@ class UnixChannel(Channel):
         """Send what waits in the outbox, as far as the socket takes it."""
         with self._send_lock:
             while self._outbox:
-                data, fds = self._outbox[0]
-                sent = self._push(data, fds)
+                data, new = self._outbox[0]
+                sent = self._push(data, new)
                 if sent == 0:
                     return
                 self._outbox_bytes -= sent
@@ -124,7 +123,7 @@ class UnixChannel(Channel):
                 else:
                     self._outbox[0] = (data[sent:], [])
 
-    def _encode(self, frame: Frame) -> tuple[bytes, list[int], list[Segment]]:
+    def _encode(self, frame: Frame) -> tuple[bytes, list[Segment]]:
         buffers: list[tuple[int, int, int, int]] = []
         inline: list[Any] = []
         new: list[Segment] = []
@@ -156,8 +155,7 @@ class UnixChannel(Channel):
             PROTOCOL, frame.kind, 0, len(frame.header), len(envelope), nbytes,
             frame.session, frame.request, frame.epoch,
         )  # fmt: skip
-        data = b"".join((prefix, frame.header, envelope, *inline))
-        return data, [segment.fd for segment in new], new
+        return b"".join((prefix, frame.header, envelope, *inline)), new
 
     def _introduce(self, segment: Segment) -> None:
         uid, forgotten, known = segment.uid, self._forgotten, self._known
@@ -168,33 +166,36 @@ class UnixChannel(Channel):
 
         self._known[uid] = weakref.ref(segment, gone)
 
-    def _write(self, data: bytes, fds: list[int], sent: int = 0) -> None:
-        rest = memoryview(data)
-        if not self._outbox and not sent:
-            # More descriptors than one message carries go ahead with a byte each.
-            while len(fds) > FDS:
-                self._push(rest[:1], fds[:FDS])
-                rest, fds = rest[1:], fds[FDS:]
-            sent = self._push(rest, fds)
+    def _write(self, data: bytes, new: list[Segment], sent: int = 0) -> None:
+        rest = memoryview(data)[sent:]
+        # More descriptors than one message carries go ahead with a byte each.
+        while len(new) > FDS:
+            self._write_piece(rest[:1], new[:FDS])
+            rest, new = rest[1:], new[FDS:]
+        self._write_piece(rest, new)
+
+    def _write_piece(self, rest: memoryview, new: list[Segment]) -> None:
+        if not self._outbox:
+            sent = self._push(rest, new)
             if sent == len(rest):
                 return
-        if not self._waits:
-            left = fds if sent == 0 else []
-            self._outbox.append((rest[sent:], [os.dup(fd) for fd in left]))
-            self._outbox_bytes += len(rest) - sent
-            self.on_backlog(self)
-            if self._outbox_bytes > OUTBOX_LIMIT:
-                self._fail()
-                raise Disconnected(f"the peer left {self._outbox_bytes} bytes unread")
+            rest, new = rest[sent:], [] if sent else new
+        if self._waits:
+            self._finish(rest, new)
             return
-        self._finish(rest[sent:], fds if sent == 0 else [])
+        self._outbox.append((rest, new))
+        self._outbox_bytes += len(rest)
+        self.on_backlog(self)
+        if self._outbox_bytes > OUTBOX_LIMIT:
+            self._fail()
+            raise Disconnected(f"the peer left {self._outbox_bytes} bytes unread")
 
-    def _finish(self, rest: memoryview, fds: list[int]) -> None:
+    def _finish(self, rest: memoryview, new: list[Segment]) -> None:
         deadline = time.monotonic() + SEND_LIMIT
         try:
             while rest:
-                sent = self._push(rest, fds)
-                fds = [] if sent else fds
+                sent = self._push(rest, new)
+                new = [] if sent else new
                 rest = rest[sent:]
                 if rest and time.monotonic() > deadline:
                     raise Disconnected(f"the server read nothing for {SEND_LIMIT:.0f} s")
@@ -203,11 +204,11 @@ class UnixChannel(Channel):
             self.close()
             raise
 
-    def _push(self, data: memoryview | bytes, fds: list[int]) -> int:
+    def _push(self, data: memoryview | bytes, new: list[Segment]) -> int:
         try:
-            if not fds:
+            if not new:
                 return self._sock.send(data)
-            rights = array.array("i", fds)
+            rights = array.array("i", [segment.fd for segment in new])
             return self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         except BlockingIOError:
             return 0
@@ -227,19 +228,21 @@ class UnixChannel(Channel):
 
     def receive(self, timeout: float | None = None) -> Frame | None:
         deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
         while True:
             if self._frames:
                 return self._frames.popleft()
             if self.closed:
                 raise Disconnected("this connection is closed")
             flags = 0
-            if self._waits and timeout is not None and timeout < TICK:
-                if timeout:
-                    self._poll_in(timeout)
+            if self._waits and left is not None and left < TICK:
+                if left > 0:
+                    self._events(select.POLLIN, left)
                 flags = socket.MSG_DONTWAIT
-            if not self._receive_ready(flags) and (
-                not self._waits or (deadline is not None and time.monotonic() >= deadline)
-            ):
+            ready = self._receive_ready(flags)
+            if deadline is not None:
+                left = deadline - time.monotonic()
+            if not ready and (not self._waits or (left is not None and left <= 0)):
                 return None
 
     def _receive_ready(self, flags: int = 0) -> bool:
@@ -254,7 +257,7 @@ class UnixChannel(Channel):
         except OSError as e:
             self._fail()
             raise Disconnected(f"the other end is gone ({e.strerror})") from e
-        if extra:
+        if extra or got & socket.MSG_CTRUNC:
             self._take_descriptors(extra, got)
         if not data:
             self._fail()
@@ -269,12 +272,18 @@ class UnixChannel(Channel):
     def alive(self) -> bool:
         if self.closed:
             return False
-        return not any(events & _GONE for _, events in self._poll.poll(0))
+        try:
+            found = self._poll.poll(0)
+        except RuntimeError:
+            # Another thread asks at this moment, and one object serves one thread at a time.
+            found = self._events(_ENDED, 0)
+        return not any(events & _GONE for _, events in found)
 
-    def _poll_in(self, timeout: float) -> None:
-        waiting = select.poll()
-        waiting.register(self._sock.fileno(), select.POLLIN)
-        waiting.poll(timeout * 1000)
+    def _events(self, wanted: int, timeout: float) -> list[tuple[int, int]]:
+        poll = select.poll()
+        with suppress(ValueError, OSError):
+            poll.register(self._sock.fileno(), wanted)
+        return poll.poll(timeout * 1000)
 
     def _take_descriptors(self, extra: list[tuple[int, int, bytes]], flags: int) -> None:
         for level, kind, rights in extra:
@@ -372,9 +381,6 @@ class UnixChannel(Channel):
         self._sent.clear()
         self._known.clear()
         self._segments.clear()
-        for _, fds in self._outbox:
-            for fd in fds:
-                os.close(fd)
         while self._fds:
             os.close(self._fds.popleft())
         self._outbox.clear()

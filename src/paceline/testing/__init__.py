@@ -1,0 +1,16 @@
+"""What tests of programs and of parts made elsewhere need: a real server, contracts, a clock."""
+
+from paceline.core.clock import ManualClock
+from paceline.testing.adapters import check_adapter
+from paceline.testing.engines import check_engine
+from paceline.testing.serving import Serving, serving
+from paceline.testing.transports import check_transport
+
+__all__ = [
+    "ManualClock",
+    "Serving",
+    "check_adapter",
+    "check_engine",
+    "check_transport",
+    "serving",
+]
