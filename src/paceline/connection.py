@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from paceline.core import messages as m
-from paceline.core.codec import ERROR, ONE_WAY, REQUEST
-from paceline.core.errors import Disconnected, PacelineError, TimedOut, WouldBlock
+from paceline.core.codec import ERROR, MAX_HEADER, ONE_WAY, REQUEST
+from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut, WouldBlock
 from paceline.transports.base import Arena, Buffers, Channel, Frame, Memory
 
 R = TypeVar("R")
@@ -67,6 +67,10 @@ class Connection:
         self.address = address
         self.arena = arena
         self.session = 0
+        self.before_wait: Callable[[], None] | None = None
+        """Called before each request that the server may keep waiting."""
+        self.explain: Callable[[], str | None] | None = None
+        """Asked once for what became of the server, when the connection has broken."""
         self._channel = channel
         self._numbers = itertools.count(1)
         self._waiters: dict[int, _Waiter] = {}
@@ -93,6 +97,8 @@ class Connection:
         interrupted, the request is cancelled; if it had been carried out already, what `undo` makes
         of its reply is sent.
         """
+        if timeout != 0 and self.before_wait is not None:
+            self.before_wait()
         number = next(self._numbers)
         waiter = _Waiter()
         self._waiters[number] = waiter
@@ -152,6 +158,11 @@ class Connection:
     def _send(self, frame: Frame) -> None:
         if self._broken is not None:
             raise self._ended(self._broken)
+        if len(frame.header) > MAX_HEADER:
+            raise SchemaError(
+                f"{len(frame.header)} bytes of plain values in one step, {MAX_HEADER} are allowed:"
+                " send fewer at a time, or as arrays, which may have any size"
+            )
         if os.getpid() != self._process:
             raise Disconnected(
                 f"{self.address}: this session belongs to process {self._process}; a forked process"
@@ -160,8 +171,7 @@ class Connection:
         try:
             self._channel.send(frame)
         except Disconnected as e:
-            self._break(e)
-            raise self._ended(e) from e
+            raise self._ended(self._break(e)) from e
 
     def _wait(self, waiter: _Waiter, deadline: float | None) -> Frame:
         while waiter.frame is None:
@@ -195,8 +205,7 @@ class Connection:
             except WouldBlock:
                 raise
             except PacelineError as e:
-                self._break(e)
-                raise self._ended(e) from e
+                raise self._ended(self._break(e)) from e
             if frame is not None:
                 if self._waiters.get(frame.request) is waiter:
                     waiter.frame = frame
@@ -231,11 +240,14 @@ class Connection:
                 if waiter.wake is not None:
                     _set(waiter.wake)
 
-    def _break(self, error: PacelineError) -> None:
+    def _break(self, error: PacelineError) -> PacelineError:
+        """End the connection; the error that its calls end with from now on."""
         if self._broken is None:
-            self._broken = error
+            why = None if self.explain is None else self.explain()
+            self._broken = error if why is None else type(error)(f"{error}; {why}")
         self._channel.close()
         self._wake_all()
+        return self._broken
 
     def _give_up(self) -> None:
         self._break(Disconnected(f"no verdict within {GRACE:.0f} s of a request's own timeout"))

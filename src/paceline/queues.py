@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -58,7 +59,7 @@ class Queue(Generic[D]):
     ) -> None:
         """Add all of `items` in one step, or none; raises as `enqueue`."""
         limit = checked_timeout(timeout)
-        stamp = m.NO_VERSION if version is None else version
+        stamp = m.NO_VERSION if version is None else operator.index(version)
         what = f"enqueue '{self.name}'"
         if len(items) > self.capacity:
             raise SchemaError(

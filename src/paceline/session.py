@@ -12,7 +12,7 @@ import numpy as np
 from paceline.connection import Connection, memory
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
-from paceline.core.errors import Disconnected, FunctionError, PacelineError, TimedOut
+from paceline.core.errors import Disconnected, FunctionError, PacelineError, SchemaError, TimedOut
 from paceline.core.tree import Array
 from paceline.packing import pack
 from paceline.queues import Queue
@@ -119,6 +119,7 @@ class Session:
             TimedOut: nobody initialised it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
+        name = _named("variable", name)
         if value is _UNSET:
             request = m.Await(name, limit)
             defined, buffers = self._connection.exchange(request, timeout=limit)
@@ -149,9 +150,16 @@ class Session:
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
+        name = _named("queue", name)
         if capacity is None:
             found = self._connection.call(m.FindQueue(name, limit), timeout=limit).content
             return Queue(self._connection, name, int(found[0]), int(found[1]))
+        size: Any
+        for size in (capacity, capacity_bytes):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise SchemaError(
+                    f"queue '{name}': capacities are whole and 1 or more, not {size!r}"
+                )
         self._connection.call(m.DefineQueue(name, capacity, capacity_bytes))
         return Queue(self._connection, name, capacity, capacity_bytes)
 
@@ -201,6 +209,12 @@ def _reach(address: Address, secret: bytes, timeout: float | None) -> Channel:
                 raise _nobody(address, time.monotonic() - began, e) from e
         time.sleep(pause)
         pause = min(0.25, pause * 1.5)
+
+
+def _named(kind: str, name: Any) -> str:
+    if not isinstance(name, str):
+        raise SchemaError(f"the name of a {kind} is a str, not {name!r}")
+    return name
 
 
 def _nobody(address: Address, waited: float, error: PacelineError) -> PacelineError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -104,7 +105,7 @@ class Variable(Generic[T]):
             Disconnected: the server is gone.
         """
         limit = checked_timeout(timeout)
-        floor = m.NO_VERSION if newer_than is None else newer_than
+        floor = m.NO_VERSION if newer_than is None else operator.index(newer_than)
         found = self._snapshot
         if found is None or found.version <= floor or not self._unchanged(found.version):
             value, buffers = self._fetch(floor, limit)

@@ -4,6 +4,9 @@ import math
 import time
 from typing import Protocol
 
+FOR_EVER = 1e9
+"""Seconds, some 30 years, beyond which a wait has no end; not every system call takes more."""
+
 
 class Clock(Protocol):
     """Seconds that never go back."""
@@ -46,4 +49,4 @@ def checked_timeout(timeout: float | None) -> float | None:
         raise ValueError(f"timeout must be seconds or None, not {timeout!r}")
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"timeout must be >= 0 seconds or None, not {timeout!r}")
-    return None if math.isinf(timeout) else float(timeout)
+    return None if timeout > FOR_EVER else float(timeout)

@@ -24,6 +24,8 @@ from paceline.transports.memory import MemoryChannel
 DESKS = (VariableDesk, QueueDesk, CollectionDesk)
 STRANGERS = 256
 RELEASES = 16
+PAUSE = 0.5
+"""Seconds until a listener that could not accept tries again."""
 
 
 class Server:
@@ -53,6 +55,7 @@ class Server:
         self._poller = Poller()
         self._peers: dict[Any, Peer] = {}
         self._greetings: dict[Greeting, float] = {}
+        self._deaf: dict[Any, float] = {}
         self._backlog: set[Any] = set()
         self._poller.watch(self._woken.fileno(), self._wake)
         for listener in listeners:
@@ -64,8 +67,9 @@ class Server:
         while not service.stopping:
             limit = service.tick()
             if self._greetings:
-                left = self._expire_greetings()
-                limit = left if limit is None else min(limit, left)
+                limit = _sooner(limit, self._expire_greetings())
+            if self._deaf:
+                limit = _sooner(limit, self._listen_again())
             self._poller.wait(limit)
             if self._backlog:
                 self._want_writes()
@@ -98,7 +102,10 @@ class Server:
         try:
             greeting = listener.accept(self._secret)
         except OSError as e:
-            self._note(f"cannot accept a connection: {e}")
+            # Whoever knocks stays ready, and would keep the loop busy in vain.
+            self._note(f"cannot accept connections, will try again in {PAUSE} s: {e.strerror}")
+            self._poller.forget(listener.fileno())
+            self._deaf[listener] = time.monotonic() + PAUSE
             return
         if greeting is None:
             return
@@ -129,6 +136,14 @@ class Server:
             if deadline <= now:
                 self._drop_greeting(greeting)
         return min(self._greetings.values(), default=now + LIMIT) - now
+
+    def _listen_again(self) -> float:
+        now = time.monotonic()
+        for listener, until in list(self._deaf.items()):
+            if until <= now:
+                del self._deaf[listener]
+                self._poller.watch(listener.fileno(), self._accepting(listener))
+        return min(self._deaf.values(), default=now + PAUSE) - now
 
     def _drop_greeting(self, greeting: Greeting) -> None:
         del self._greetings[greeting]
@@ -233,6 +248,10 @@ class LocalServer:
         server.on_frame = pump
         client.idle = tick
         return client
+
+
+def _sooner(limit: float | None, other: float) -> float:
+    return other if limit is None else min(limit, other)
 
 
 def new_epoch() -> int:

@@ -9,6 +9,9 @@ from typing import Any
 # As POSIX numbers them, and epoll too.
 READ, WRITE = 1, 4
 
+LONGEST = 3600.0
+"""Seconds of one wait: system calls refuse some 25 days or more."""
+
 Ready = Callable[[int], None]
 
 
@@ -39,6 +42,8 @@ class Poller:
 
     def wait(self, timeout: float | None) -> None:
         """Wait until something is ready, at most `timeout` seconds, and call back."""
+        if timeout is not None:
+            timeout = min(timeout, LONGEST)
         if self._epoll is not None:
             ready = self._epoll.poll(timeout)
         else:

@@ -101,7 +101,10 @@ class QueueDesk(Desk):
             )
 
         key = ("room", name)
-        self._service.ask(peer, frame, key, attempt, request.timeout, what, behind=True)
+        self._service.ask(
+            peer, frame, key, attempt, request.timeout, what,
+            behind=True, in_vain=lambda: self._changed(name),
+        )  # fmt: skip
         queue.pending_enqueues = self._service.parking.waiting(key)
 
     def _dequeue(self, peer: Peer, request: m.Dequeue, frame: Frame) -> None:
@@ -145,6 +148,7 @@ def received(peer: Peer, heads: list[m.Head], frame: Frame) -> list[Item]:
     for place, head in enumerate(heads):
         memory = stored(head, buffer(frame, place)).memory
         size = len(head.layout) + (0 if memory is None else memory.nbytes)
+        size += sum(len(value) for value in head.values if isinstance(value, (str, bytes)))
         items.append(Item(head, memory, size, peer.name))
     return items
 

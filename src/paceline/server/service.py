@@ -168,7 +168,12 @@ class Service:
 
         `behind`: not before those who wait for `key` already. `in_vain` is called when the wait
         ends by its time limit or is cancelled.
+
+        Raises:
+            ProtocolError: `timeout` is negative or not a number.
         """
+        if timeout is not None and not timeout >= 0:
+            raise ProtocolError(f"a timeout of {timeout} seconds")
         if not (behind and self.parking.waiting(key)):
             result = attempt()
             if result is not NOT_YET:

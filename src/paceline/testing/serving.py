@@ -109,15 +109,20 @@ class _Threaded(Serving):
     def __init__(self) -> None:
         super().__init__()
         listener = transport("unix").listen(self.target.partition(":")[2])
-        self._server = Server([listener], self.secret, on_note=self.notes.append)
-        self._thread = threading.Thread(target=self._server.serve, name="paceline-test-server")
+        server = Server([listener], self.secret, on_note=self.notes.append)
+        self._server: Server | None = server
+        self._thread = threading.Thread(target=server.serve, name="paceline-test-server")
         self._thread.start()
 
     def _end(self) -> None:
+        # Its memory goes with it, even if somebody keeps this object.
+        server, self._server = self._server, None
+        if server is None:
+            return
         if self._thread.is_alive():
-            self._server.stop()
+            server.stop()
             self._thread.join()
-        self._server.close()
+        server.close()
 
 
 class _Launched(Serving, Listener):

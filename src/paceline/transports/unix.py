@@ -64,7 +64,12 @@ class UnixListener:
             sock, _ = self._sock.accept()
         except BlockingIOError:
             return None
-        return Greeting(sock, secret, lambda sock: UnixChannel(sock, waits=False))
+        try:
+            return Greeting(sock, secret, lambda sock: UnixChannel(sock, waits=False))
+        except OSError:
+            # It has left already.
+            sock.close()
+            return None
 
     def close(self) -> None:
         """Stop listening and remove the socket's file."""

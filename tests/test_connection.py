@@ -1,0 +1,517 @@
+"""One line to a server: threads, time limits, ends, secrets, and peers that break the protocol."""
+
+import itertools
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core import messages as m
+from paceline.core.codec import MAX_HEADER, PREFIX, PROTOCOL, REQUEST
+from paceline.core.errors import (
+    Disconnected,
+    PacelineError,
+    ProtocolError,
+    Refused,
+    SchemaError,
+    TimedOut,
+    UnknownName,
+)
+from paceline.core.handshake import ANSWER, CHALLENGE, MAGIC, ServerSide
+from paceline.session import Session
+from paceline.testing import Serving, serving
+from paceline.testing.serving import Carrier
+from paceline.transports import unix
+from paceline.transports.base import Frame
+
+DEADLINE_SECONDS = 30.0
+
+
+@pytest.fixture(params=["memory", "unix"])
+def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    carrier: Carrier = request.param
+    with serving(carrier, where="thread") as made:
+        yield made
+
+
+@pytest.fixture
+def unix_server() -> Iterator[Serving]:
+    with serving("unix", where="thread") as made:
+        yield made
+
+
+class Call(threading.Thread):
+    """A call in a thread of its own, and what came of it."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self._value: object = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as e:
+            self._error = e
+
+    def outcome(self) -> object:
+        self.join(DEADLINE_SECONDS)
+        assert not self.is_alive(), "the call goes on"
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+
+
+# Threads
+
+
+def test_a_waiting_call_blocks_no_other_threads_call(server: Serving) -> None:
+    session = server.session()
+    variable = session.variable("v", np.zeros(3))
+    queue = session.queue("q", 4)
+    waiting = [Call(lambda: queue.dequeue(timeout=None)) for _ in range(3)]
+    for _ in range(200):
+        variable.assign(np.ones(3))
+        variable.read()
+    for _ in waiting:
+        queue.enqueue("x")
+    assert [call.outcome() for call in waiting] == ["x"] * 3
+
+
+def test_a_call_times_out_in_time_while_another_thread_waits_for_ever(server: Serving) -> None:
+    session = server.session()
+    queue = session.queue("q", 4)
+    waiting = Call(lambda: queue.dequeue(timeout=None))
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(TimedOut):
+            queue.dequeue_many(2, timeout=0.1)
+        assert 0.1 <= time.monotonic() - began < 2.0
+    queue.enqueue("x")
+    assert waiting.outcome() == "x"
+
+
+def test_many_threads_share_one_session_and_get_their_own_replies(server: Serving) -> None:
+    session = server.session()
+    variables = [session.variable(f"v{n}", np.full(2, n)) for n in range(8)]
+
+    def work(n: int) -> None:
+        for _ in range(100):
+            assert variables[n].read().tree[0] == n
+            variables[n].assign(np.full(2, n))
+            with pytest.raises(UnknownName, match=f"^no queue 'none{n}'"):
+                session.connection.call(m.QueueStats(f"none{n}"))
+
+    for call in [Call(lambda n=n: work(n)) for n in range(8)]:  # type: ignore[misc]
+        call.outcome()
+
+
+def test_threads_that_read_what_is_unchanged_do_not_disturb_each_other(server: Serving) -> None:
+    variable = server.session().variable("v", np.zeros(3))
+
+    def work() -> None:
+        for _ in range(3000):
+            variable.read()
+
+    for call in [Call(work) for _ in range(4)]:
+        call.outcome()
+
+
+# Ends
+
+
+def test_closing_a_session_ends_the_waits_of_its_threads(server: Serving) -> None:
+    session = server.session()
+    queue = session.queue("q", 4)
+    waiting = [Call(lambda: queue.dequeue(timeout=None)) for _ in range(3)]
+    other = server.session().queue("q", 4)
+    other.enqueue("first")
+    until(lambda: other.stats()["delivered"] == 1)
+    session.close()
+    outcomes = []
+    for call in waiting:
+        try:
+            outcomes.append(call.outcome())
+        except Disconnected as e:
+            outcomes.append("ended" if "was closed" in str(e) or "closed" in str(e) else str(e))
+    assert sorted(map(str, outcomes)) == ["ended", "ended", "first"]
+
+
+def test_every_waiting_call_ends_when_the_server_is_killed() -> None:
+    with serving("unix") as server:
+        session = server.session()
+        variable = session.variable("v", np.zeros(3))
+        queue, full = session.queue("q", 4), session.queue("full", 1)
+        full.enqueue(0)
+        calls: list[Callable[[], object]] = [
+            lambda: queue.dequeue(timeout=None),
+            lambda: queue.dequeue_many(3, timeout=500),
+            lambda: full.enqueue(1, timeout=None),
+            lambda: variable.read(newer_than=variable.version, timeout=None),
+            lambda: session.variable("other", timeout=None),
+            lambda: session.queue("other", timeout=None),
+        ]
+        waiting = [Call(call) for call in calls]
+        session.resources()
+        server.kill()
+        began = time.monotonic()
+        for call in waiting:
+            with pytest.raises(Disconnected, match=r"^unix:@paceline-\w+: the other end is gone"):
+                call.outcome()
+        assert time.monotonic() - began < 1.0
+        for again in calls[:2]:
+            with pytest.raises(Disconnected):
+                again()
+        with pytest.raises(Disconnected):
+            variable.read()
+        began = time.monotonic()
+        session.close()
+        session.close()
+        assert time.monotonic() - began < 1.0
+
+
+def test_a_snapshot_outlives_its_server() -> None:
+    with serving("unix") as server:
+        tree = server.session().variable("v", np.arange(1 << 18)).read().tree
+        server.kill()
+    assert np.array_equal(tree, np.arange(1 << 18))
+    del tree
+
+
+# Ctrl-C
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import numpy as np
+from paceline.session import Session
+
+session = Session(sys.argv[1], secret=bytes.fromhex(sys.argv[2]))
+variable = session.variable("v", np.zeros(3))
+queue, full = session.queue("q", 8), session.queue("full", 1)
+calls = {
+    "dequeue": lambda: queue.dequeue(timeout=None),
+    "dequeue_many": lambda: queue.dequeue_many(5, timeout=None),
+    "enqueue": lambda: full.enqueue(1, timeout=None),
+    "read": lambda: variable.read(newer_than=variable.version, timeout=None),
+    "variable": lambda: session.variable("other", timeout=None),
+}
+for name, call in calls.items():
+    print("ready", flush=True)
+    try:
+        call()
+    except KeyboardInterrupt:
+        print("interrupted", name, flush=True)
+print(queue.stats()["stored"], full.stats()["stored"], variable.read().tree.sum(), flush=True)
+sys.stdin.readline()
+session.close()
+"""
+
+
+def child(program: str, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def parked(pid: int) -> bool:
+    """Whether the process's only thread waits in the kernel."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "S"
+
+
+def test_ctrl_c_cancels_what_waits_and_loses_nothing(unix_server: Serving) -> None:
+    session = unix_server.session()
+    queue, full = session.queue("q", 8), session.queue("full", 1)
+    full.enqueue(0)
+    with child(INTERRUPTED, unix_server.target, unix_server.secret.hex()) as process:
+        assert process.stdin is not None
+        for name in ("dequeue", "dequeue_many", "enqueue", "read", "variable"):
+            assert line(process) == "ready"
+            until(lambda: parked(process.pid))
+            os.kill(process.pid, signal.SIGINT)
+            assert line(process) == f"interrupted {name}"
+        assert line(process) == "0 1 0.0"
+        # Nothing that was cancelled takes what comes later.
+        for number in range(5):
+            queue.enqueue(number)
+        assert queue.stats()["stored"] == 5
+        assert full.dequeue() == 0
+        assert full.size == 0
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert process.returncode == 0
+
+
+def test_ctrl_c_in_the_own_process_leaves_the_session_usable(server: Serving) -> None:
+    session = server.session()
+    queue = session.queue("q", 8)
+    main = threading.main_thread().ident
+    assert main is not None
+    interrupt = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        queue.dequeue(timeout=None)
+    interrupt.join()
+    queue.enqueue("x")
+    assert queue.size == 1
+    assert queue.dequeue(timeout=1) == "x"
+
+
+# Who gets in
+
+
+def test_a_wrong_secret_is_refused_at_once(unix_server: Serving) -> None:
+    began = time.monotonic()
+    with pytest.raises(Refused, match=r"^the server refused this session: its secret is another"):
+        Session(unix_server.target, secret=b"guess")
+    assert time.monotonic() - began < 2.0
+    until(lambda: unix_server.notes)
+    assert unix_server.notes == ["refused a connection: the peer does not know the secret"]
+    assert unix_server.session().resources()["members"] == ["session:0"]
+
+
+class Impostor:
+    """Something else at an address: it answers one connection as it is told to."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self.place = f"@paceline-impostor-{os.getpid()}-{next(_numbers)}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(unix.socket_name(self.place))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, args=(answer,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, answer: Callable[[socket.socket], None]) -> None:
+        sock, _ = self._listener.accept()
+        with sock:
+            answer(sock)
+
+    def close(self) -> None:
+        self._thread.join(DEADLINE_SECONDS)
+        self._listener.close()
+
+
+_numbers = itertools.count()
+
+
+def test_a_server_that_does_not_know_the_secret_is_refused() -> None:
+    def answer(sock: socket.socket) -> None:
+        side = ServerSide(b"another", bytes(32))
+        sock.sendall(side.challenge())
+        sock.recv(ANSWER)
+        # It lets everybody in, to hear what they say.
+        sock.sendall(bytes([0]) + bytes(32))
+        sock.recv(1)
+
+    impostor = Impostor(answer)
+    with pytest.raises(Refused, match=r"^the server did not prove that it knows the cluster's"):
+        unix.connect(impostor.place, b"secret", 5.0)
+    impostor.close()
+
+
+def test_a_server_of_another_protocol_is_refused_with_both_numbers() -> None:
+    def answer(sock: socket.socket) -> None:
+        sock.sendall(MAGIC[:8] + (7).to_bytes(2, "little") + bytes(32))
+        sock.recv(1)
+
+    impostor = Impostor(answer)
+    with pytest.raises(
+        Refused, match=rf"^unix:{impostor.place}: the server speaks protocol 7, this process 1$"
+    ):
+        unix.connect(impostor.place, b"secret", 5.0)
+    impostor.close()
+
+
+def stranger(server: Serving) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(unix.socket_name(server.target.partition(":")[2]))
+    sock.settimeout(DEADLINE_SECONDS)
+    return sock
+
+
+def test_a_client_of_another_protocol_is_refused_with_both_numbers(unix_server: Serving) -> None:
+    with stranger(unix_server) as sock:
+        assert len(sock.recv(CHALLENGE)) == CHALLENGE
+        sock.sendall(MAGIC[:8] + (9).to_bytes(2, "little") + bytes(ANSWER - len(MAGIC)))
+        assert sock.recv(1) == b""
+    until(lambda: unix_server.notes)
+    assert unix_server.notes == [
+        "refused a connection: the client speaks protocol 9, this process 1"
+    ]
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(unix_server: Serving) -> None:
+    silent = [stranger(unix_server) for _ in range(300)]
+    session = unix_server.session(timeout=10)
+    assert session.resources()["members"] == ["session:0"]
+    for sock in silent:
+        sock.close()
+
+
+# What breaks the protocol
+
+AT_THE_SOCKET = [
+    b"GET / HTTP/1.1\r\n\r\n" * 4,
+    PREFIX.pack(PROTOCOL, REQUEST, 0, MAX_HEADER + 1, 0, 0, 0, 0, 0),
+    PREFIX.pack(PROTOCOL, REQUEST, 0, 4, 0, 0, 0, 5, 0) + b"\xc1abc",
+    PREFIX.pack(PROTOCOL, 2, 0, 4, 0, 0, 0, 5, 0) + b"\xc1abc",
+    PREFIX.pack(PROTOCOL, REQUEST, 0, 1, 1, 0, 0, 5, 0) + b"x\xc1",
+]
+
+
+@pytest.mark.parametrize("data", AT_THE_SOCKET, ids=range(len(AT_THE_SOCKET)))
+def test_a_malformed_frame_ends_its_connection_and_no_other(
+    unix_server: Serving, data: bytes
+) -> None:
+    other = unix_server.session()
+    queue = other.queue("q", 4)
+    channel = unix.connect(unix_server.target.partition(":")[2], unix_server.secret, 5.0)
+    channel._sock.sendall(data)
+
+    def ended() -> bool:
+        try:
+            channel.receive(1.0)
+        except PacelineError:
+            return True
+        return False
+
+    until(ended)
+    channel.close()
+    queue.enqueue("x")
+    assert queue.dequeue() == "x"
+    assert len(unix_server.notes) == 1
+
+
+ODD_REQUESTS: dict[str, m.Request[Any] | bytes] = {
+    "an unknown request": b"\x91\xcd\x27\x0f",
+    "an array for a map": b"\x80",
+    "a deep nest": b"\x91" * 100_000,
+    "a NaN limit": m.Await("nobody", float("nan")),
+    "a negative limit": m.Await("nobody", -1.0),
+    "no such layout": m.Define("x", m.Head(b"nonsense", [])),
+    "a layout without its bytes": m.Define("x", m.Head(b"\x92\xc0\x91\x92\xa3<f8\x91\x05", [])),
+    "a layout of objects": m.Define("x", m.Head(b"\x92\xc0\x91\x92\xa1O\x91\x05", [])),
+    "a negative shape": m.Define("x", m.Head(b"\x92\xc0\x91\x92\xa3<f8\x91\xff", [])),
+    "an empty name": m.DefineQueue("", 1, 1),
+    "a long name": m.DefineQueue("x" * 257, 1, 1),
+    "no capacity": m.DefineQueue("x", 0, 1),
+    "a second join": m.Join("a", 0, 0),
+    "a queue that is not there": m.Enqueue("nope", [], None),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_REQUESTS)
+def test_an_odd_request_gets_an_error_and_the_server_goes_on(server: Serving, odd: str) -> None:
+    request = ODD_REQUESTS[odd]
+    other = server.session()
+    queue = other.queue("q", 4)
+    session = server.session()
+    channel = session.connection._channel
+    data = request if isinstance(request, bytes) else m.encode(request)
+    channel.send(Frame(REQUEST, 99, data))
+    frame = channel.receive(DEADLINE_SECONDS)
+    assert frame is not None
+    assert frame.request == 99
+    failed = m.decode_reply(frame.header)
+    assert isinstance(m.revived(failed), (ProtocolError, SchemaError, UnknownName)), failed
+    queue.enqueue("x", timeout=5)
+    assert queue.dequeue(timeout=5) == "x"
+
+
+def test_a_request_before_join_is_refused(unix_server: Serving) -> None:
+    channel = unix.connect(unix_server.target.partition(":")[2], unix_server.secret, 5.0)
+    channel.send(Frame(REQUEST, 1, m.encode(m.Resources())))
+    frame = channel.receive(5.0)
+    assert frame is not None
+    assert m.decode_reply(frame.header).text == "Resources came before Join"
+    with pytest.raises(Disconnected):
+        channel.receive(5.0)
+    channel.close()
+
+
+@pytest.mark.parametrize("timeout", [1e7, 1e18])
+def test_a_very_long_limit_is_a_limit_like_any_other(server: Serving, timeout: float) -> None:
+    session = server.session()
+    queue = session.queue("q", 4)
+    waiting = Call(lambda: queue.dequeue(timeout=timeout))
+    server.session().queue("q", 4).enqueue("x")
+    assert waiting.outcome() == "x"
+
+
+def test_too_many_plain_bytes_in_one_step_are_refused(server: Serving) -> None:
+    queue = server.session().queue("q", 4)
+    with pytest.raises(SchemaError, match=r"^\d+ bytes of plain values in one step, \d+ are allow"):
+        queue.enqueue(bytes(MAX_HEADER))
+    queue.enqueue(np.zeros(MAX_HEADER + 1, np.uint8))
+    assert queue.dequeue().nbytes == MAX_HEADER + 1
+
+
+def test_a_forked_process_is_told_to_open_a_session_of_its_own() -> None:
+    program = """
+import os
+from paceline.session import Session
+session = Session()
+session.queue("q", 1)
+read, write = os.pipe()
+if os.fork() == 0:
+    try:
+        session.queue("q", 1)
+    except Exception as e:
+        os.write(write, str(e).encode())
+    os._exit(0)
+os.wait()
+print(os.read(read, 1000).decode())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_SECONDS
+    )
+    assert "a forked process opens one of its own" in done.stdout, done.stderr
+
+
+def test_a_server_without_descriptors_goes_on_with_those_it_has(unix_server: Serving) -> None:
+    session = unix_server.session()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sock = socket.socket(socket.AF_UNIX)
+    free = os.dup(sock.fileno())
+    os.close(free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        sock.connect(unix.socket_name(unix_server.target.partition(":")[2]))
+        until(lambda: unix_server.notes)
+        for _ in range(100):
+            session.resources()
+        # It does not spin on what it cannot take in.
+        assert len(unix_server.notes) < 5
+        assert unix_server.notes[0] == (
+            "cannot accept connections, will try again in 0.5 s: Too many open files"
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        sock.close()
+    # Who knocked meanwhile has gone again; new ones get in.
+    assert "session:1" in unix_server.session().resources()["members"]
