@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import os
 import secrets
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +32,9 @@ _FIRST_VARIABLE: Any = object()
 
 GRACE = 2.0
 """Seconds that processes have to end by themselves."""
+
+NOTICE = 1.0
+"""Seconds within which the end of a server that no longer answers is noticed."""
 
 DESCRIPTORS, DESCRIPTORS_PER_WORKER = 64, 16
 """Files, sockets and segments that a launcher has open, and those it adds for each worker."""
@@ -139,20 +144,23 @@ class Cluster:
             SchemaError: a number is out of bounds; the message says which.
         """
         job = self._job(job)
+        if max_lag is not None:
+            max_lag = _whole("max_lag", max_lag, 0, "versions, or None")
+        batch_size = _whole("batch_size", batch_size, 1)
         ahead = 4 if max_lag is None else max_lag
-        capacity = (ahead + 1) * batch_size if capacity is None else capacity
-        if batch_size < 1 or capacity < batch_size:
+        capacity = (ahead + 1) * batch_size if capacity is None else _whole("capacity", capacity, 1)
+        capacity_bytes = _whole("capacity_bytes", capacity_bytes, 1)
+        if capacity < batch_size:
             raise SchemaError(f"batch_size={batch_size} is outside of 1 to capacity={capacity}")
-        if max_lag is not None and max_lag < 0:
-            raise SchemaError(f"max_lag is 0 or more versions, or None, not {max_lag}")
         stamps = _stamping(version_of, resources)
+        functions.dump(fn)  # by itself first, so that an error speaks of it
         payload = functions.dump((fn, resources))
         name = f"{getattr(fn, '__name__', 'collect')}-{next(self._names)}"
         self.session.connection.call(
             m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes)
         )
         made: Collection[Any] = Collection(
-            self.session, self._crew, name, self._hosting.cause, self._progress.update
+            self.session, self._crew, name, self._progress.update
         )
         self._collections = [*(c for c in self._collections if not c.closed), made]
         self._progress.update(made)
@@ -175,11 +183,12 @@ class Cluster:
             self._end()
 
     def _end(self) -> None:
-        self._crew.close()
-        session = getattr(self, "session", None)
-        if session is not None:
-            session.close()
-        self._hosting.close()
+        # Interrupted in one step, it still takes the next ones.
+        with ExitStack() as steps:
+            steps.callback(self._hosting.close)
+            if hasattr(self, "session"):
+                steps.callback(self.session.close)
+            steps.callback(self._crew.close)
 
     def _job(self, job: str | None) -> str:
         jobs = {seat.job: None for seat in self._crew.seats}
@@ -214,12 +223,9 @@ class _Launched:
         return Setup(f"unix:{self._place}", self._secret, job, index, seed, alone=True)
 
     def chief(self) -> Session:
-        return Session(f"unix:{self._place}", secret=self._secret, job="chief", index=0)
-
-    def cause(self, error: PacelineError) -> PacelineError:
-        """The error with what became of the server, where that is why."""
-        how = self._server.exit_within(1.0) if not isinstance(error, SchemaError) else None
-        return error if how is None else type(error)(f"{error}; the server, ps:0, was {how}")
+        session = Session(f"unix:{self._place}", secret=self._secret, job="chief", index=0)
+        session.connection.explain = self._server.became
+        return session
 
     def close(self) -> None:
         try:
@@ -246,10 +252,13 @@ class _ServerWatch(Listener):
         self._exit = how
         self._ended.set()
 
-    def exit_within(self, timeout: float) -> Exit | None:
-        """How it ended, if it does within `timeout` seconds."""
-        self._ended.wait(timeout)
-        return self._exit
+    def became(self) -> str | None:
+        """What became of a server that no longer answers, if it has ended."""
+        self._ended.wait(NOTICE)
+        if self._exit is None:
+            return None
+        error = f"\n{self._exit.error.rstrip()}" if self._exit.error else ""
+        return f"the server, ps:0, {self._exit.told}{error}"
 
 
 class _Local:
@@ -267,9 +276,6 @@ class _Local:
 
     def chief(self) -> Session:
         return Session(job="chief", index=0, channel=self._server.connect())
-
-    def cause(self, error: PacelineError) -> PacelineError:
-        return error
 
     def close(self) -> None:
         if self.engine.concurrent:
@@ -296,6 +302,16 @@ def _jobs(workers: int | dict[str, int]) -> dict[str, int]:
     if not jobs:
         raise SchemaError("a cluster has at least one worker")
     return dict(jobs)
+
+
+def _whole(name: str, number: Any, least: int, what: str = "") -> int:
+    try:
+        found = -1 if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        found = -1
+    if found < least:
+        raise SchemaError(f"{name} is {least} or more{what and ' '}{what}, not {number!r}")
+    return found
 
 
 def _stamping(version_of: Any, resources: tuple[Any, ...]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -92,14 +93,12 @@ class Collection(Generic[D]):
         session: Session,
         workers: Workers,
         name: str,
-        cause: Callable[[PacelineError], PacelineError],
         on_change: Callable[[Collection[Any]], None],
     ) -> None:
         self.name = name
         self.tally = Tally()
         self._connection = session.connection
         self._workers = workers
-        self._cause = cause
         self._on_change = on_change
         self._error: PacelineError | None = None
         self._asked = False
@@ -115,6 +114,8 @@ class Collection(Generic[D]):
                 try:
                     batch = self.next(timeout=None)
                 except Closed:
+                    if self._error is not None:
+                        raise
                     return
                 yield batch
         finally:
@@ -150,9 +151,9 @@ class Collection(Generic[D]):
         began = self.tally.waiting_since = time.monotonic()
         try:
             items, buffers = self._ask(limit)
-        except (Closed, Disconnected) as e:
+        except (Closed, Disconnected):
             self._check()
-            raise self._cause(e) from e
+            raise
         finally:
             self.tally.waiting_since = None
             self.tally.waited += time.monotonic() - began
@@ -190,14 +191,12 @@ class Collection(Generic[D]):
 
     def drain(self) -> None:
         """There will be no more items than there are."""
-        self._connection.call(m.Drain(self.name))
+        with suppress(Disconnected):  # whoever asks next hears of that
+            self._connection.call(m.Drain(self.name))
 
     def _end(self) -> None:
-        try:
+        with suppress(Disconnected):  # the collection has ended with its server
             self._connection.call(m.EndCollection(self.name))
-        except Disconnected:
-            # The server has ended, and the collection with it.
-            return
 
     def _check(self) -> None:
         if self._error is not None:

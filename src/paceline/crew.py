@@ -106,12 +106,29 @@ class Crew(Listener):
         `on_fail` hears of a worker that cannot run; `on_returned`, that all have returned.
         """
         with self._lock:
+            self._end_others(job, work.collection)
             self._on_fail[work.collection] = on_fail
             self._on_returned[work.collection] = on_returned
             for seat in self.seats:
                 if seat.job == job:
                     seat.work, seat.returned, seat.failed_at_once = work, False, 0
-                    self._send(seat, work)
+                    if seat.task is None and seat.due is None:
+                        self._start(seat)
+                    else:
+                        self._send(seat, work)
+
+    def _end_others(self, job: str, collection: str) -> None:
+        """A worker runs one function at a time: what its job still runs ends with an error."""
+        busy = [seat for seat in self.seats if seat.job == job and not seat.returned]
+        for other in {seat.work.collection for seat in busy if seat.work is not None}:
+            for seat in busy:
+                self._send(seat, StopJob(other))
+            self._on_fail[other](
+                Closed(
+                    f"collection '{other}' ended when '{collection}' began: both are made by job"
+                    f" {job!r}; side by side they need a job each: workers={{'actor': 8, 'eval': 1}}"
+                )
+            )
 
     def take_back(self, collection: str) -> None:
         """The work of that collection is over."""
@@ -177,7 +194,14 @@ class Crew(Listener):
         while not self._closing:
             self._wake.wait(limit)
             self._wake.clear()
-            limit = self._catch_up()
+            try:
+                limit = self._catch_up()
+            except Exception as e:
+                # Nobody would look after the workers any more: whoever asks next must hear of it.
+                _log.exception("the supervision of the workers failed")
+                for on_fail in list(self._on_fail.values()):
+                    on_fail(WorkerFailed(f"the supervision of the workers failed: {e!r}"))
+                return
 
     def _catch_up(self) -> float | None:
         """Handle what was noted and start who is due; seconds until somebody will be."""
@@ -187,16 +211,22 @@ class Crew(Listener):
             now = time.monotonic()
             for seat in self.seats:
                 if seat.due is not None and seat.due <= now and not self._closing:
-                    self._start(seat)
+                    self._restart(seat)
             dues = [seat.due for seat in self.seats if seat.due is not None]
         return max(0.0, min(dues) - now) if dues else None
+
+    def _restart(self, seat: Seat) -> None:
+        try:
+            self._start(seat)
+        except PacelineError as e:
+            self._fail(seat, f"{seat.name} cannot be started again: {e}")
 
     def _start(self, seat: Seat) -> None:
         seat.due = None
         spec = TaskSpec(seat.name, run, threads=self._threads, devices=self._devices)
         seat.task = self._engine.start(spec, self)
         self._by_task[seat.task] = seat
-        seat.task.send(self._setup(seat.job, seat.index, self._seed_of(seat)))
+        self._send(seat, self._setup(seat.job, seat.index, self._seed_of(seat)))
         seat.starts += 1
         if seat.work is not None and not seat.returned:
             self._send(seat, seat.work)
@@ -245,8 +275,9 @@ class Crew(Listener):
             seat.due = time.monotonic() + self._back_off(seat)
             return
         detail = f"\n{how.error.rstrip()}" if how.error else ""
-        what = f"{seat.name} was {how}" if how.signal else f"{seat.name} ended with {how}"
+        what = f"{seat.name} {how.told}"
         if seat.returned:
+            # It has nothing to do; the next work has it started again.
             return
         if self._within_budget(seat, f"{what}{detail}"):
             seat.due = time.monotonic() + self._back_off(seat)

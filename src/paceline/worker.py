@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +19,7 @@ import numpy as np
 from paceline import functions
 from paceline.connection import Pending
 from paceline.core import messages as m
-from paceline.core.errors import Closed, FunctionError, PacelineError, TimedOut
+from paceline.core.errors import Closed, FunctionError, PacelineError, TimedOut, WouldBlock
 from paceline.core.versions import count_of
 from paceline.engines.base import Link, received
 from paceline.packing import pack
@@ -102,6 +104,7 @@ class Worker:
         self._logged: dict[str, list[float]] = {}
         self._stopped: set[str] = set()
         self._current = ""
+        self._hung_up = False
 
     def __repr__(self) -> str:
         return f"<Worker {self.job}:{self.index}, seed {self.seed}>"
@@ -118,7 +121,8 @@ class Worker:
     def should_stop(self) -> bool:
         """Whether the trainer no longer wants items; a function that takes long can look."""
         self._listen()
-        return self._current in self._stopped or not self.session.connection.alive()
+        stopped = self._hung_up or self._current in self._stopped
+        return stopped or not self.session.connection.alive()
 
     def take_logged(self) -> dict[str, list[float]] | None:
         """What was noted since the last item."""
@@ -135,13 +139,17 @@ class Worker:
         self._link.send(ended)
 
     def _listen(self) -> None:
-        with suppress(TimedOut, EOFError):
+        try:
             while True:
                 message = self._link.receive(0)
                 if isinstance(message, StopJob):
                     self._stopped.add(message.collection)
                 else:
                     self.later.append(message)
+        except TimedOut:
+            return
+        except EOFError:
+            self._hung_up = True
 
 
 class Collector:
@@ -162,6 +170,8 @@ class Collector:
         self._longest = QUICK
         self._held: list[tuple[m.Head, Block | None]] = []
         self._pending: Pending | None = None
+        self._thread = threading.get_ident()
+        self._connection.before_wait = self.step_back
 
     def steps(self) -> Generator[bool, None, None]:
         """Go on until the function or its collection has ended."""
@@ -175,16 +185,20 @@ class Collector:
                     break
                 took = time.perf_counter() - began
                 self._longest = max(took, 0.9 * self._longest)
+                # It may have been given back while the function waited.
+                yield from self._admitted()
                 self._hold(item)
                 if self._credits == 0 or len(self._held) >= self._ahead // 2:
                     self._offer(self._ahead)
                 yield True
         finally:
+            self._connection.before_wait = None
             close = getattr(self._made, "close", None)
             if close is not None:
                 close()
             with suppress(PacelineError):
-                self._give_up()
+                self.step_back()
+                self._settle()
         if self.items == 0:
             raise FunctionError(
                 f"{self._name} returned without yielding an item; it should yield items for as long"
@@ -222,6 +236,20 @@ class Collector:
         request = m.Offer(self._job.collection, heads, want, 0, limit)
         self._pending = self._connection.post(request, [block for _, block in held], limit)
 
+    def step_back(self) -> None:
+        """Hand in what is held and give back what was admitted, without waiting for the answer.
+
+        A function that waits may wait for what comes of its own items, or of other workers'.
+        """
+        if threading.get_ident() != self._thread or not (self._held or self._credits):
+            return
+        self._settle()
+        heads = [head for head, _ in self._held]
+        blocks = [block for _, block in self._held]
+        request = m.Offer(self._job.collection, heads, 0, self._credits, 0.0)
+        self._held, self._credits = [], 0
+        self._pending = self._connection.post(request, blocks)
+
     def _settle(self) -> None:
         """Take the answer to the last offer, if there is one to come."""
         pending, self._pending = self._pending, None
@@ -230,15 +258,6 @@ class Collector:
         with suppress(TimedOut):
             reply, _ = pending.result()
             self._credits += reply.items
-
-    def _give_up(self) -> None:
-        """Hand in what is held, and give back what was admitted and will not be made."""
-        self._settle()
-        heads = [head for head, _ in self._held]
-        blocks = [block for _, block in self._held]
-        request = m.Offer(self._job.collection, heads, 0, self._credits, 0.0)
-        self._held, self._credits = [], 0
-        self._connection.call(request, blocks)
 
     def _stamped(self) -> int:
         if self._stamp is None:
@@ -293,7 +312,8 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
     hopeless = False
     worker.begin(job.collection)
     try:
-        loaded: Any = functions.load(job.payload, worker.session.handle)
+        # One handle for each name, so that a read through any of its mentions stamps.
+        loaded: Any = functions.load(job.payload, functools.cache(worker.session.handle))
         fn, resources = loaded
         if alone:
             _seed_framework(worker.seed)
@@ -304,6 +324,8 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
         pass
     except FunctionError as e:
         error, hopeless = f"FunctionError: {e}", True
+    except WouldBlock:
+        error, hopeless = traceback.format_exc().rstrip(), True
     except Exception:
         if worker.session.connection.alive():
             where = f"\n({collector.where()})" if collector else ""
