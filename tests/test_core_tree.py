@@ -1,0 +1,206 @@
+"""Trees: taken apart and put together again without loss."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from paceline.core import tree as trees
+from paceline.core.errors import SchemaError
+
+settings.register_profile("suite", deadline=None, max_examples=60)
+settings.load_profile("suite")
+
+DTYPES = st.sampled_from(
+    ["?", "<i1", "<u8", ">i4", "<f2", "<f4", "<f8", "<c16", "<U3", "S2", "<M8[s]", "<m8[ms]"]
+)
+ARRAYS = DTYPES.flatmap(
+    lambda dtype: hnp.arrays(np.dtype(dtype), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))
+)
+PLAIN = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=5)
+    | st.binary(max_size=5)
+)  # fmt: skip
+TREES = st.recursive(
+    ARRAYS | PLAIN,
+    lambda part: (
+        st.lists(part, max_size=3)
+        | st.lists(part, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=4) | st.integers(-9, 9), part, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def round_trip(tree: Any) -> Any:
+    flat = trees.flatten(tree)
+    block = np.zeros(flat.nbytes, np.uint8)
+    flat.write(memoryview(block))
+    assert trees.decoded(flat.layout).nbytes == flat.nbytes
+    return trees.unflatten(flat.layout, flat.values, block)
+
+
+def equal(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b) or a != a
+
+
+@given(TREES)
+def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
+    assert equal(round_trip(tree), tree)
+
+
+@given(st.lists(TREES, min_size=1, max_size=1), st.integers(1, 4))
+def test_stacked_trees_gain_a_leading_axis(tree: list[Any], n: int) -> None:
+    flat = trees.flatten(tree[0])
+    block = np.zeros(flat.nbytes, np.uint8)
+    flat.write(memoryview(block))
+    joined = trees.stack([(flat.layout, flat.values, block)] * n)
+    leaves = trees.flatten(tree[0]).arrays
+    stacked = [leaf for leaf in _arrays(joined) if leaf.shape[:1] == (n,)]
+    for leaf in leaves:
+        assert any(
+            s.shape == (n, *leaf.shape) and all(row.tobytes() == leaf.tobytes() for row in s)
+            for s in stacked
+        )
+
+
+def _arrays(tree: Any) -> list[Any]:
+    if isinstance(tree, np.ndarray):
+        return [tree]
+    parts = (
+        tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    )
+    return [array for part in parts for array in _arrays(part)]
+
+
+def test_strided_and_fortran_arrays_keep_their_values() -> None:
+    base = np.arange(24.0).reshape(4, 6)
+    back = round_trip({"t": base.T, "s": base[::2, ::-3], "f": np.asfortranarray(base)})
+    np.testing.assert_array_equal(back["t"], base.T)
+    np.testing.assert_array_equal(back["s"], base[::2, ::-3])
+    np.testing.assert_array_equal(back["f"], base)
+
+
+def test_bfloat16_keeps_its_bits() -> None:
+    bits = np.array([0x3F80, 0x7FC1, 0x0001], np.uint16)
+    back = round_trip([bits.view(trees.BFLOAT16)])[0]
+    assert back.dtype == trees.BFLOAT16
+    np.testing.assert_array_equal(back.view(np.uint16), bits)
+
+
+def test_leaves_are_aligned_so_that_frameworks_can_alias_them() -> None:
+    flat = trees.flatten([np.zeros(3, np.int8), np.zeros(5), np.zeros(1)])
+    assert [offset % 64 for _, _, offset, _ in trees.decoded(flat.layout).places] == [0, 0, 0]
+
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+def test_named_tuples_and_dataclasses_travel_and_are_rebuilt_when_declared() -> None:
+    tree = {"p": Point(1, np.zeros(2)), "d": Pair(2, [3])}
+    back = round_trip(tree)
+    assert type(back["p"]) is tuple
+    assert type(back["d"]) is dict
+    again = trees.rebuild(back, tree)
+    assert isinstance(again["p"], Point)
+    assert again["d"] == Pair(2, [3])
+    with pytest.raises(
+        SchemaError, match=r"^\$\.d is a dict of \['left', 'right'\], wanted a dict"
+    ):
+        trees.rebuild(back, {"p": back["p"], "d": {"left": 1}})
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"a": [1, {2, 3}]}, r"^leaf \$\.a\[1\] is a set; allowed are None, bool"),
+        ({"a b": object()}, r"^leaf \$\['a b'\] is a object; allowed"),
+        ([np.array([None])], r"^leaf \$\[0\] is an array of object; allowed"),
+        (2**63, r"^leaf \$ is an int of more than 64 bits: 9223372036854775808$"),
+        ({(1, 2): 3}, r"^\$ has the key \(1, 2\); keys are str or int$"),
+        (np.zeros(2, [("a", "f4")]), r"^leaf \$ is an array of \[\('a', '<f4'\)\]; allowed"),
+        (np.ma.masked_array([1]), r"^leaf \$ is a numpy\.ma.*MaskedArray; allowed"),
+    ],
+)
+def test_what_may_not_travel_is_named_by_its_path(tree: Any, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        trees.flatten(tree)
+
+
+def test_a_tree_that_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(SchemaError, match=r"nested over 64 deep \(a cycle\?\)$"):
+        trees.flatten(loop)
+
+
+def layout(tree: Any) -> bytes:
+    return trees.flatten(tree).layout
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"a": np.zeros(3)}, r"^assign: leaf \$\.b is missing, declared int$"),
+        (
+            {"a": np.zeros(4), "b": 1},
+            r"^assign: leaf \$\.a is float64\[4\], declared float64\[3\]$",
+        ),
+        (
+            {"a": np.zeros(3, "f4"), "b": 1},
+            r"^assign: leaf \$\.a is float32\[3\], declared float64",
+        ),
+        ({"a": np.zeros(3), "b": "x"}, r"^assign: leaf \$\.b is str, declared int$"),
+        ({"a": np.zeros(3), "b": 1, "c": 2}, r"^assign: leaf \$\.c is int, not declared at all$"),
+    ],
+)
+def test_the_first_odd_leaf_is_named(found: Any, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        trees.check(layout(found), layout({"a": np.zeros(3), "b": 1}), "assign")
+
+
+def test_the_order_of_keys_does_not_matter() -> None:
+    trees.check(layout({"b": 1, "a": 2}), layout({"a": 2, "b": 1}), "assign")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc0",
+        b"\x92\xc0\x90",
+        b"\x92\xc0\x91\x92\xa3<f8\x91\xff",
+        b"\x92\xc0\x91\x92\xa1O\x90",
+    ],
+)
+def test_bytes_that_are_no_layout_are_refused(data: bytes) -> None:
+    with pytest.raises(SchemaError, match=r"^\d+ bytes are not a layout: "):
+        trees.decoded(data)
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+    with contextlib.suppress(SchemaError):
+        trees.decoded(data)
