@@ -34,7 +34,8 @@ FLOORS: dict[str, int] = {
         9: "cluster",
         10: "paceline",  # the public names: only entry points may take them from there
         11: "testing demo",
-        12: "cli __main__",
+        12: "cli",
+        13: "__main__",
     }.items()
     for room in rooms.split()
 }

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from paceline.core import tree as trees
 from paceline.core.errors import SchemaError
+from paceline.core.stacking import row, stack
 
 settings.register_profile("suite", deadline=None, max_examples=60)
 settings.load_profile("suite")
@@ -70,7 +71,7 @@ def test_stacked_trees_gain_a_leading_axis(tree: list[Any], n: int) -> None:
     flat = trees.flatten(tree[0])
     block = np.zeros(flat.nbytes, np.uint8)
     flat.write(memoryview(block))
-    joined = trees.stack([(flat.layout, flat.values, block)] * n)
+    joined = stack([(flat.layout, flat.values, block)] * n)
     leaves = trees.flatten(tree[0]).arrays
     stacked = [leaf for leaf in _arrays(joined) if leaf.shape[:1] == (n,)]
     for leaf in leaves:
@@ -204,3 +205,13 @@ def test_bytes_that_are_no_layout_are_refused(data: bytes) -> None:
 def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
     with contextlib.suppress(SchemaError):
         trees.decoded(data)
+
+
+@given(TREES, st.integers(1, 3))
+def test_rows_of_stacked_trees_are_the_trees(tree: Any, n: int) -> None:
+    flat = trees.flatten(tree)
+    block = np.zeros(flat.nbytes, np.uint8)
+    flat.write(memoryview(block))
+    joined = stack([(flat.layout, flat.values, block)] * n)
+    for place in range(n):
+        assert equal(row(flat.layout, joined, place), tree)

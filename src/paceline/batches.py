@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paceline.adapters.base import adapter
 from paceline.core import messages as m
 from paceline.core import versions
+from paceline.core.stacking import row
 from paceline.packing import stacked
 from paceline.transports.base import Memory
 
@@ -30,6 +31,7 @@ class Batch(Generic[D]):
             nothing is stamped.
         worker: the task that made each item, such as `worker:0`.
         metrics: for each name that workers logged, all values as float64, in item order.
+        layout: the structure that all items share; `None` where their shapes differ.
     """
 
     data: D
@@ -37,6 +39,18 @@ class Batch(Generic[D]):
     lag: NDArray[np.int64]
     worker: tuple[str, ...]
     metrics: dict[str, NDArray[np.float64]]
+    layout: bytes | None = None
+
+    def items(self) -> list[Any]:
+        """The items one by one, whatever their shapes; arrays are views of this batch's memory.
+
+        A batch of items whose shapes may differ is read in this way: `data` is a list only when
+        they do.
+        """
+        if self.layout is None:
+            assert isinstance(self.data, list)
+            return list(self.data)
+        return [row(self.layout, self.data, place) for place in range(len(self))]
 
     def __len__(self) -> int:
         return len(self.worker)
@@ -75,6 +89,7 @@ def assembled(items: m.Items, memories: Sequence[Memory | None]) -> Batch[Any]:
     names = sorted({name for head in heads for name in head.metrics or ()})
     return Batch(
         data=stacked(heads, memories),
+        layout=heads[0].layout if len({head.layout for head in heads}) == 1 else None,
         version=np.array([head.version for head in heads], np.int64),
         lag=np.array(items.lags, np.int64),
         worker=tuple(items.producers),

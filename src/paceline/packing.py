@@ -11,6 +11,7 @@ from paceline.adapters.base import convert
 from paceline.core import messages as m
 from paceline.core import tree as trees
 from paceline.core.errors import SchemaError
+from paceline.core.stacking import stack
 from paceline.core.tree import Array, Tree
 from paceline.transports.base import Arena, Block, Memory
 
@@ -57,7 +58,7 @@ def stacked(heads: Sequence[m.Head], memories: Sequence[Memory | None]) -> Tree:
         (head.layout, head.values, None if memory is None else memory.array())
         for head, memory in zip(heads, memories, strict=True)
     ]
-    joined = trees.stack(parts)
+    joined = stack(parts)
     if joined is not None:
         return joined
     return [

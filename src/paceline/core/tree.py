@@ -109,7 +109,7 @@ def unflatten(layout: bytes, values: Sequence[Any], block: Array | None) -> Tree
     """Put a tree together again; its arrays are views of `block` (uint8), sharing its flags."""
     plan = decoded(layout)
     arrays = views(plan, block)
-    return _build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
+    return build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
 
 
 def views(plan: Layout, block: Array | None) -> list[Array]:
@@ -213,29 +213,6 @@ def rebuild(tree: Tree, like: Tree, path: str = "$") -> Tree:
     return tree
 
 
-def stack(trees: Sequence[tuple[bytes, Sequence[Any], Array | None]]) -> Tree | None:
-    """Join `n` taken-apart trees into one whose leaves gain a leading axis of length `n`.
-
-    Leaves `[*shape]` become `[n, *shape]`, same dtype; numbers and bools become arrays `[n]`; other
-    plain values become lists of length `n`. The result owns new memory. `None` when layouts differ.
-    """
-    layout = trees[0][0]
-    if any(other[0] != layout for other in trees):
-        return None
-    plan = decoded(layout)
-    made = []
-    for dtype, shape, offset, size in plan.places:
-        joined: Array = np.empty((len(trees), *shape), dtype)
-        if size:
-            raw = joined.reshape(-1).view(np.uint8).reshape(len(trees), size)
-            for row, (_, _, block) in zip(raw, trees, strict=True):
-                assert block is not None
-                row[:] = block[offset : offset + size]
-        made.append(joined)
-    columns = [_column(column) for column in zip(*(values for _, values, _ in trees), strict=True)]
-    return _build(plan.structure, iter(plan.leaves), iter(columns), iter(made))
-
-
 # The structure: a dict is ["d", keys, parts], a list ["l", parts], a tuple ["t", parts]; a leaf
 # is None.
 
@@ -308,13 +285,14 @@ def _kind(array: Array, path: tuple[object, ...]) -> str:
     return dtype.str
 
 
-def _build(structure: Any, leaves: Any, values: Any, arrays: Any) -> Tree:
+def build(structure: Any, leaves: Any, values: Any, arrays: Any) -> Tree:
+    """A tree of that structure; iterators give the leaves and what goes into them, in order."""
     if structure is None:
         return next(values) if next(leaves).shape is None else next(arrays)
     if structure[0] == "d":
-        parts = [_build(part, leaves, values, arrays) for part in structure[2]]
+        parts = [build(part, leaves, values, arrays) for part in structure[2]]
         return dict(zip(structure[1], parts, strict=True))
-    parts = [_build(part, leaves, values, arrays) for part in structure[1]]
+    parts = [build(part, leaves, values, arrays) for part in structure[1]]
     return parts if structure[0] == "l" else tuple(parts)
 
 
@@ -359,12 +337,6 @@ def _walk(structure: Any, path: str, found: list[str]) -> None:
 
 def _by_path(layout: bytes) -> dict[str, Leaf]:
     return dict(zip(paths(layout), decoded(layout).leaves, strict=True))
-
-
-def _column(column: tuple[Any, ...]) -> Any:
-    if all(type(value) in (bool, int, float) for value in column):
-        return np.array(column)
-    return list(column)
 
 
 def _spelled(path: tuple[object, ...]) -> str:
