@@ -66,28 +66,23 @@ def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
     assert equal(round_trip(tree), tree)
 
 
-@given(st.lists(TREES, min_size=1, max_size=1), st.integers(1, 4))
-def test_stacked_trees_gain_a_leading_axis(tree: list[Any], n: int) -> None:
-    flat = trees.flatten(tree[0])
-    block = np.zeros(flat.nbytes, np.uint8)
-    flat.write(memoryview(block))
-    joined = stack([(flat.layout, flat.values, block)] * n)
-    leaves = trees.flatten(tree[0]).arrays
-    stacked = [leaf for leaf in _arrays(joined) if leaf.shape[:1] == (n,)]
-    for leaf in leaves:
-        assert any(
-            s.shape == (n, *leaf.shape) and all(row.tobytes() == leaf.tobytes() for row in s)
-            for s in stacked
-        )
-
-
-def _arrays(tree: Any) -> list[Any]:
-    if isinstance(tree, np.ndarray):
-        return [tree]
-    parts = (
-        tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
-    )
-    return [array for part in parts for array in _arrays(part)]
+def test_stacked_trees_gain_a_leading_axis() -> None:
+    parts = []
+    for i in range(3):
+        flat = trees.flatten({"x": np.full((2, 2), i), "n": i, "ok": i > 0, "name": f"item {i}"})
+        block = np.zeros(flat.nbytes, np.uint8)
+        flat.write(memoryview(block))
+        parts.append((flat.layout, flat.values, block))
+    joined = stack(parts)
+    assert joined["x"].shape == (3, 2, 2)
+    np.testing.assert_array_equal(joined["x"][:, 0, 0], [0, 1, 2])
+    np.testing.assert_array_equal(joined["n"], [0, 1, 2])
+    np.testing.assert_array_equal(joined["ok"], [False, True, True])
+    assert joined["name"] == ["item 0", "item 1", "item 2"]
+    parts[0][2][:] = 9
+    assert joined["x"][0, 0, 0] == 0
+    other = trees.flatten({"x": np.zeros(3), "n": 1, "ok": True, "name": ""})
+    assert stack([*parts, (other.layout, other.values, np.zeros(other.nbytes, np.uint8))]) is None
 
 
 def test_strided_and_fortran_arrays_keep_their_values() -> None:
