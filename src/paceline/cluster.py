@@ -159,9 +159,7 @@ class Cluster:
         self.session.connection.call(
             m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes)
         )
-        made: Collection[Any] = Collection(
-            self.session, self._crew, name, self._progress.update
-        )
+        made: Collection[Any] = Collection(self.session, self._crew, name, self._progress.update)
         self._collections = [*(c for c in self._collections if not c.closed), made]
         self._progress.update(made)
         ahead = max(1, min(MOST_AHEAD, batch_size // self._crew.count(job)))

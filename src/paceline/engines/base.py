@@ -89,6 +89,11 @@ class Exit:
     def __str__(self) -> str:
         return f"killed by {self.signal}" if self.signal else f"exit status {self.status}"
 
+    @property
+    def told(self) -> str:
+        """The same as the end of a sentence about the task."""
+        return f"was {self}" if self.signal else f"ended with {self}"
+
 
 class Task(ABC):
     """A task as its launcher sees it."""

@@ -77,6 +77,8 @@ class SerialTask(Task):
             return bool(next(self._steps))
         except StopIteration:
             self._end(Exit(status=0))
+        except SystemExit as e:
+            self._end(Exit(status=e.code if isinstance(e.code, int) else int(e.code is not None)))
         except Exception:
             self._end(Exit(status=1, error=traceback.format_exc()))
         return True
