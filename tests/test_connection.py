@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import DEADLINE_SECONDS, Call, until
 
 from paceline.core import messages as m
 from paceline.core.codec import MAX_HEADER, PREFIX, PROTOCOL, REQUEST
@@ -33,8 +34,6 @@ from paceline.testing.serving import Carrier
 from paceline.transports import unix
 from paceline.transports.base import Frame
 
-DEADLINE_SECONDS = 30.0
-
 
 @pytest.fixture(params=["memory", "unix"])
 def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
@@ -47,36 +46,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
 def unix_server() -> Iterator[Serving]:
     with serving("unix", where="thread") as made:
         yield made
-
-
-class Call(threading.Thread):
-    """A call in a thread of its own, and what came of it."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        super().__init__(daemon=True)
-        self._call = call
-        self._value: object = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._value = self._call()
-        except BaseException as e:
-            self._error = e
-
-    def outcome(self) -> object:
-        self.join(DEADLINE_SECONDS)
-        assert not self.is_alive(), "the call goes on"
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
 
 
 # Threads
@@ -119,7 +88,7 @@ def test_many_threads_share_one_session_and_get_their_own_replies(server: Servin
             with pytest.raises(UnknownName, match=f"^no queue 'none{n}'"):
                 session.connection.call(m.QueueStats(f"none{n}"))
 
-    for call in [Call(lambda n=n: work(n)) for n in range(8)]:  # type: ignore[misc]
+    for call in [Call(work, n) for n in range(8)]:
         call.outcome()
 
 

@@ -74,8 +74,8 @@ class QueueState:
         self._tickets += 1
         return self._tickets
 
-    def enqueue(self, items: list[Item], ticket: int) -> bool | NotYet:
-        """Accept all of `items` once there is room for all.
+    def check(self, items: list[Item], ticket: int) -> None:
+        """Refuse what can never get in.
 
         Raises:
             Closed: it was closed before this ticket was drawn, or pending enqueues were cancelled.
@@ -90,6 +90,11 @@ class QueueState:
                 f" {self.capacity} items and {self.capacity_bytes} bytes at most: enqueue fewer at"
                 " a time, or give it a larger capacity= or capacity_bytes="
             )
+
+    def enqueue(self, items: list[Item], ticket: int) -> bool | NotYet:
+        """Accept all of `items` once there is room for all; raises as `check`."""
+        self.check(items, ticket)
+        size = sum(item.nbytes for item in items)
         if self.stored + len(items) > self.capacity or self.nbytes + size > self.capacity_bytes:
             return NOT_YET
         self.accept(items)

@@ -84,6 +84,8 @@ class QueueDesk(Desk):
         queue = self._queue(name)
         items = received(peer, request.items, frame)
         ticket = queue.ticket()
+        # What cannot get in hears so now, also behind those who wait.
+        queue.check(items, ticket)
         many = len(items)
 
         def attempt() -> Any:
