@@ -97,7 +97,7 @@ class Line:
             parts.append(f"lag {tally.lag}")
         if stats:
             parts.append(f"queue {stats['stored']}/{stats['capacity']}")
-        return parts + _dropped(stats) + [self._waits(before, now)]
+        return parts + _dropped(stats) + self._waits(before, now)
 
     def summary(self) -> list[str]:
         """How it went, from its first batch to its last, part by part."""
@@ -111,12 +111,15 @@ class Line:
             parts.append(f"lag <= {stats['max_lag_seen']}")
         return parts + _dropped(stats) + [f"trainer waited {min(1.0, tally.waited / span):.0%}"]
 
-    def _waits(self, before: Sample, now: Sample) -> str:
+    def _waits(self, before: Sample, now: Sample) -> list[str]:
         span = max(1e-9, now.time - before.time)
         trainer = min(1.0, max(0.0, now.trainer_waited - before.trainer_waited) / span)
         seen = list(self._samples)[1:]
         workers = sum(sample.workers_waiting for sample in seen) / max(1, len(seen))
-        return f"trainer waits for workers {trainer:.0%}, workers for trainer {workers:.0%}"
+        return [
+            f"trainer waits for workers {trainer:.0%}",
+            f"workers wait for trainer {workers:.0%}",
+        ]
 
 
 def _rates(before: Sample, now: Sample) -> list[str]:
@@ -291,14 +294,17 @@ class Live(Progress):
             self._say(line)
 
     def _say(self, line: Line) -> None:
-        self._console.print(self._text("  ".join(line.summary())))
+        for text in wrapped(line.summary(), self._console.width):
+            self._console.print(self._text(text))
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """Each collection on lines of its own, broken between words only."""
         with self._board.lock:
             texts = [line.words() for line in self._board.lines.values()]
+        # Room for the ^C that a terminal echoes, lest it break the last line.
+        width = options.max_width - 2
         for words in texts:
-            for text in wrapped(words, options.max_width):
+            for text in wrapped(words, width):
                 yield self._text(text, style="cyan", no_wrap=True, overflow="ellipsis")
 
 

@@ -1,0 +1,17 @@
+"""The command line: one file per command."""
+
+from __future__ import annotations
+
+import click
+
+from paceline import __version__
+from paceline.cli.demo import demo
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="paceline", message="%(prog)s %(version)s")
+def main() -> None:
+    """A data loader for data your model generates itself."""
+
+
+main.add_command(demo)
