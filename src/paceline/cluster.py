@@ -86,7 +86,7 @@ class Cluster:
             devices=worker_devices,
         )
         try:
-            self._hosting.start()
+            self._hosting.start(self._crew.stand_down)
             self._crew.start()
             self.session = self._hosting.chief()
         except BaseException:
@@ -204,13 +204,13 @@ class _Launched:
         self.engine = engine(name)
         self._secret = secrets.token_bytes(32)
         self._place = f"@paceline-{secrets.token_hex(8)}"
-        self._server = _ServerWatch()
         self._task: Task | None = None
 
-    def start(self) -> None:
+    def start(self, on_end: Callable[[], None]) -> None:
         listener = transport("unix").listen(self._place)
         try:
             descriptor = listener.fileno()
+            self._server = _ServerWatch(on_end)
             spec = TaskSpec("ps:0", ps.run, inherit=(descriptor,))
             self._task = self.engine.start(spec, self._server)
             self._task.send(ps.Serve(self._place, descriptor, self._secret))
@@ -236,7 +236,8 @@ class _Launched:
 class _ServerWatch(Listener):
     """Hears of the server's process."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
         self._exit: Exit | None = None
         self._ended = threading.Event()
 
@@ -248,6 +249,7 @@ class _ServerWatch(Listener):
 
     def ended(self, task: Task, how: Exit, /) -> None:
         self._exit = how
+        self._on_end()
         self._ended.set()
 
     def became(self) -> str | None:
@@ -266,7 +268,7 @@ class _Local:
         self.engine = engine(name)
         self._server = LocalServer(waits=self.engine.concurrent)
 
-    def start(self) -> None:
+    def start(self, on_end: Callable[[], None]) -> None:
         """There is nothing to start."""
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
