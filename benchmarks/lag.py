@@ -61,8 +61,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
     print(
-        "max_lag  trainer              largest lag  batches  accepted  dropped                  killed"
+        f"{'max_lag':>7}  {'trainer':<20} {'largest lag':>11} {'batches':>8} {'accepted':>9}",
+        end="",
     )
+    print(f"  {'dropped':<24} {'killed':>6}")
     rows = []
     for max_lag in (0, 1, 4, None):
         for trainer in ("slow", "fast", "three assigns", "never assigns", "with workers killed"):

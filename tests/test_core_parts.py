@@ -33,7 +33,7 @@ from paceline.server.parking import Parked, Parking
 def stored(tree: Any) -> Stored:
     flat = flatten(tree)
     block = np.zeros(flat.nbytes, np.uint8)
-    flat.write(memoryview(block))
+    flat.write(block.data)
     return Stored(flat.layout, list(flat.values), block)
 
 

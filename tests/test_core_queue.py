@@ -133,9 +133,14 @@ def test_what_was_pending_at_close_still_gets_in_and_what_comes_after_does_not()
     assert queue.dequeue(1, 1) is NOT_YET
     assert queue.enqueue([item()], pending) is True
     queue.pending_enqueues = 0
-    assert queue.dequeue(1, 1) is not NOT_YET
+    last = queue.dequeue(1, 1)
+    assert last is not NOT_YET
+    delivery = queue.hand_out(last, "c")
+    # It may come back, so it is too early to say that there will be nothing more.
+    assert queue.dequeue(1, 1) is NOT_YET
+    queue.receipt(delivery, "c")
     with pytest.raises(Closed, match=r"^dequeue 'q': it is closed and holds 0 items, 1 were asked"):
-        queue.lost("nobody") or queue.dequeue(1, 1)
+        queue.dequeue(1, 1)
 
 
 def test_cancelling_refuses_what_was_pending() -> None:

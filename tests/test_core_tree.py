@@ -44,7 +44,7 @@ TREES = st.recursive(
 def round_trip(tree: Any) -> Any:
     flat = trees.flatten(tree)
     block = np.zeros(flat.nbytes, np.uint8)
-    flat.write(memoryview(block))
+    flat.write(block.data)
     assert trees.decoded(flat.layout).nbytes == flat.nbytes
     return trees.unflatten(flat.layout, flat.values, block)
 
@@ -53,7 +53,8 @@ def equal(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        same = (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+        return bool(same)
     if isinstance(a, dict):
         return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
@@ -71,9 +72,9 @@ def test_stacked_trees_gain_a_leading_axis() -> None:
     for i in range(3):
         flat = trees.flatten({"x": np.full((2, 2), i), "n": i, "ok": i > 0, "name": f"item {i}"})
         block = np.zeros(flat.nbytes, np.uint8)
-        flat.write(memoryview(block))
+        flat.write(block.data)
         parts.append((flat.layout, flat.values, block))
-    joined = stack(parts)
+    joined: Any = stack(parts)
     assert joined["x"].shape == (3, 2, 2)
     np.testing.assert_array_equal(joined["x"][:, 0, 0], [0, 1, 2])
     np.testing.assert_array_equal(joined["n"], [0, 1, 2])
@@ -206,7 +207,7 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
 def test_rows_of_stacked_trees_are_the_trees(tree: Any, n: int) -> None:
     flat = trees.flatten(tree)
     block = np.zeros(flat.nbytes, np.uint8)
-    flat.write(memoryview(block))
+    flat.write(block.data)
     joined = stack([(flat.layout, flat.values, block)] * n)
     for place in range(n):
         assert equal(row(flat.layout, joined, place), tree)

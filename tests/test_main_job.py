@@ -125,7 +125,8 @@ def test_items_of_differing_shapes_come_as_a_list(engine: str) -> None:
 
 
 def raises_at_once(policy: Any) -> Iterator[Any]:
-    raise ArithmeticError("my own words")
+    if policy is not None:
+        raise ArithmeticError("my own words")
     yield
 
 
