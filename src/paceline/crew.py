@@ -126,7 +126,8 @@ class Crew(Listener):
             self._on_fail[other](
                 Closed(
                     f"collection '{other}' ended when '{collection}' began: both are made by job"
-                    f" {job!r}; side by side they need a job each: workers={{'actor': 8, 'eval': 1}}"
+                    f" {job!r}; side by side they need a job each, as in"
+                    " workers={'actor': 8, 'eval': 1}"
                 )
             )
 
@@ -165,10 +166,14 @@ class Crew(Listener):
                 if job is None or seat.job == job
             )
 
-    def close(self) -> None:
-        """Restart nobody from now on. The engine ends the workers. Idempotent."""
+    def stand_down(self) -> None:
+        """Restart nobody from now on."""
         self._closing = True
         self._wake.set()
+
+    def close(self) -> None:
+        """Stand down. The engine ends the workers. Idempotent."""
+        self.stand_down()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

@@ -153,7 +153,9 @@ class Variable(Generic[T]):
 
     def _fetch(self, newer_than: int, limit: float | None) -> tuple[m.Value, Any]:
         request = m.Read(self.name, newer_than, limit)
-        return self._connection.exchange(request, timeout=limit)
+        # What is there already needs no wait.
+        patience = 0.0 if newer_than == m.NO_VERSION else limit
+        return self._connection.exchange(request, timeout=patience)
 
     def _unchanged(self, version: int) -> bool:
         # The word is a hint: equal means unchanged. It means nothing once the server is gone.

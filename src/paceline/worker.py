@@ -327,9 +327,11 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
     except WouldBlock:
         error, hopeless = traceback.format_exc().rstrip(), True
     except Exception:
-        if worker.session.connection.alive():
-            where = f"\n({collector.where()})" if collector else ""
-            error, hopeless = traceback.format_exc().rstrip() + where, collector is None
+        if not worker.session.connection.alive():
+            # Whatever else it says: without a server this process is of no use.
+            raise
+        where = f"\n({collector.where()})" if collector else ""
+        error, hopeless = traceback.format_exc().rstrip() + where, collector is None
     worker.report(Ended(job.collection, collector.items if collector else 0, error, hopeless))
     yield True
 
