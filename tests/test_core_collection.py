@@ -133,9 +133,12 @@ def test_the_depth_follows_what_was_assigned_between_two_asks(
     now = [EPOCH + 1]
     state = collection(1, max_lag, now)
     for _ in range(2):
-        state.admit("w", 1)
+        assert state.next(retry=False) is NOT_YET
+        assert state.admit("w", 1) == 1
         hand_in(state, "w", now[0])
-        assert state.next(retry=False) is not NOT_YET
+        found = state.next(retry=True)
+        assert found is not NOT_YET
+        state.queue.hand_out(found[0], "trainer")
         now[0] += assigned
     state.next(retry=False)
     assert state.depth == depth

@@ -31,12 +31,19 @@ def add(
 def add_values(
     layout: bytes, values: Sequence[Any], delta_layout: bytes, delta: Sequence[Any]
 ) -> list[Any]:
-    """The plain values after an addition: numbers are added, everything else stays."""
+    """The plain values after an addition: numbers are added, everything else stays.
+
+    Raises:
+        SchemaError: a sum of ints does not fit into 64 bits.
+    """
     others = dict(zip(_plain(delta_layout), delta, strict=True))
-    return [
-        value + others[path] if type(value) in (int, float) else value
-        for path, value in zip(_plain(layout), values, strict=True)
-    ]
+    sums = []
+    for path, value in zip(_plain(layout), values, strict=True):
+        total = value + others[path] if type(value) in (int, float) else value
+        if type(total) is int and not -(1 << 63) <= total < 1 << 63:
+            raise SchemaError(f"assign_add: leaf {path} would be an int of more than 64 bits")
+        sums.append(total)
+    return sums
 
 
 def _arrays(layout: bytes) -> list[str]:

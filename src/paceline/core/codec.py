@@ -60,7 +60,8 @@ def parse_prefix(data: bytes | bytearray | memoryview, offset: int = 0) -> Prefi
     """
     prefix = Prefix._make(PREFIX.unpack_from(data, offset))
     if prefix.protocol != PROTOCOL or prefix.kind > ONE_WAY or prefix.reserved:
-        raise ProtocolError(f"not a frame of protocol {PROTOCOL}: {bytes(data[:8]).hex()}")
+        start = bytes(data[offset : offset + 8]).hex()
+        raise ProtocolError(f"not a frame of protocol {PROTOCOL}: {start}")
     if prefix.header > MAX_HEADER or prefix.envelope > MAX_ENVELOPE or prefix.inline > MAX_INLINE:
         raise ProtocolError(
             f"a frame of {prefix.header} + {prefix.envelope} + {prefix.inline} bytes;"
@@ -77,7 +78,7 @@ def parse_envelope(data: bytes | memoryview) -> Envelope:
     """
     try:
         return _envelope(data)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         raise ProtocolError(f"{len(data)} bytes are not an envelope: {e}") from e
 
 

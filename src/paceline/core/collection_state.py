@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.core import versions
-from paceline.core.errors import Closed, TooStale
+from paceline.core.errors import Closed, ProtocolError, TooStale
 from paceline.core.queue_state import Item, QueueState
 from paceline.core.waiting import NOT_YET, NotYet
 
@@ -44,7 +44,6 @@ class CollectionState:
         self.max_lag_seen = 0
         self._current = current
         self._outstanding: dict[object, int] = {}
-        self._handed_over = False
         self._version_at_ask: int | None = None
         self._assigned = 1
         self._drops_in_a_row = 0
@@ -61,7 +60,7 @@ class CollectionState:
     @property
     def over(self) -> bool:
         """Whether it has ended and nobody holds anything of it."""
-        return self.queue.closed and self.queue.stored == 0 and self.running == 0
+        return self.queue.closed and self.queue.stored == self.queue.size and self.running == 0
 
     @property
     def running(self) -> int:
@@ -89,16 +88,22 @@ class CollectionState:
         return granted
 
     def offer(self, worker: object, items: list[Item], abandoned: int) -> None:
-        """Take in finished items; `abandoned` admissions ended without one."""
+        """Take in finished items; `abandoned` admissions ended without one.
+
+        Raises:
+            ProtocolError: more has ended than was admitted.
+        """
         held = self._outstanding.get(worker, 0)
-        ended = min(held, len(items) + abandoned)
-        self._outstanding[worker] = held - ended
-        self.started -= min(abandoned, ended)
-        if self.queue.closed:
-            self.queue.counters.accepted += len(items)
-            self.queue.counters.dropped["closed"] += len(items)
-            return
+        if len(items) + abandoned > held:
+            raise ProtocolError(
+                f"offer to collection '{self.queue.name}': {len(items)} items and {abandoned}"
+                f" abandoned ones, but {held} were admitted"
+            )
+        self._outstanding[worker] = held - len(items) - abandoned
+        self.started -= abandoned
         self.queue.accept(items)
+        if self.queue.closed:
+            self._drop_rest()
 
     def next(self, *, retry: bool) -> tuple[list[Item], list[int]] | NotYet:
         """The items of the trainer's next batch, and their lags. `retry`: still the same ask.
@@ -109,23 +114,18 @@ class CollectionState:
         """
         if not retry:
             self._ask()
-        self.trainer_waits = True
+        self.trainer_waits = False
+        if self.queue.closed:
+            self._drop_rest()
+            raise Closed(f"collection '{self.queue.name}' has ended")
         self._sift()
         if self.queue.size < self.batch_size:
-            if self.queue.closed:
-                self.trainer_waits = False
-                raise Closed(f"collection '{self.queue.name}' has ended")
-            if self.draining and self.running == 0:
-                self.trainer_waits = False
-                raise Closed(
-                    f"collection '{self.queue.name}': every worker's function has returned,"
-                    f" {self.queue.size} items are left, a batch is {self.batch_size}"
-                )
+            self._check_hope()
+            self.trainer_waits = True
             return NOT_YET
         items = self.queue.dequeue(self.batch_size, self.batch_size)
         assert items is not NOT_YET
-        self.trainer_waits = False
-        self._handed_over = True
+        self._drops_in_a_row = 0
         lags = [self._lag(item) or 0 for item in items] if self._current else []
         self.max_lag_seen = max(self.max_lag_seen, *lags, 0)
         return items, lags
@@ -138,16 +138,17 @@ class CollectionState:
         """A worker or the trainer is gone; what it had started never ends in an item."""
         self.started -= self._outstanding.pop(peer, 0)
         self.queue.lost(peer)
+        if self.queue.closed:
+            self._drop_rest()
 
     def end(self) -> None:
         """Refuse everything from now on; what is stored is dropped."""
         self.queue.close(cancel=True)
-        self.queue.drop(self.queue.sift(lambda item: False), "closed")
+        self._drop_rest()
 
     def _ask(self) -> None:
-        if self._handed_over:
-            self.finished += 1
-            self._handed_over = False
+        # A batch that came back, or whose trainer died, has not been finished.
+        self.finished = self.queue.taken // self.batch_size
         if self._current is None:
             return
         now = self._current()
@@ -156,35 +157,41 @@ class CollectionState:
         self._version_at_ask = now
 
     def _sift(self) -> None:
+        """Drop what is too old, or of an older epoch."""
         if self._current is None:
             return
-        too_old: list[Item] = []
-        stale = self.queue.sift(self._fresh)
-        for item in stale:
-            lag = self._lag(item)
-            reason = "epoch" if lag is None else "stale"
-            self.queue.drop([item], reason)
+        for item in self.queue.sift(self._fresh):
+            self._drop([item], "epoch" if self._lag(item) is None else "stale")
+            self._drops_in_a_row += 1
             self._last_drop = (
                 f"{item.producer} made it with version {versions.count_of(item.head.version)},"
                 f" now is {versions.count_of(self._current())}"
             )
-            too_old.append(item)
-        self.started -= len(too_old)
-        self._drops_in_a_row = 0 if self.queue.size else self._drops_in_a_row + len(too_old)
+
+    def _check_hope(self) -> None:
         if self._drops_in_a_row >= STALE_ROW * self.batch_size:
             dropped, self._drops_in_a_row = self._drops_in_a_row, 0
-            self.trainer_waits = False
             raise TooStale(
                 f"collection '{self.queue.name}': {dropped} items in a row were more than"
                 f" max_lag={self.max_lag} versions old; the last: {self._last_drop}. Assign less"
                 " often, make items shorter, or allow a larger max_lag"
             )
+        if self.draining and self.running == 0:
+            raise Closed(
+                f"collection '{self.queue.name}': every worker's function has returned,"
+                f" {self.queue.size} items are left, a batch is {self.batch_size}"
+            )
+
+    def _drop(self, items: list[Item], reason: str) -> None:
+        self.queue.drop(items, reason)
+        self.started -= len(items)
+
+    def _drop_rest(self) -> None:
+        self._drop(self.queue.sift(lambda item: False), "closed")
 
     def _fresh(self, item: Item) -> bool:
-        if self.max_lag is None:
-            return True
         lag = self._lag(item)
-        return lag is not None and lag <= self.max_lag
+        return lag is not None and (self.max_lag is None or lag <= self.max_lag)
 
     def _lag(self, item: Item) -> int | None:
         assert self._current is not None

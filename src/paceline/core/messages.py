@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -11,6 +11,9 @@ from paceline.core import errors
 R = TypeVar("R")
 
 NO_VERSION = -1
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+"""A number that would turn a ledger around if a peer sent it with a minus; decoding refuses it."""
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -237,8 +240,8 @@ class Offer(Request[Granted], tag=31, frozen=True, gc=False):
 
     name: str
     items: list[Head]
-    want: int
-    abandoned: int
+    want: Count
+    abandoned: Count
     timeout: float | None
 
 

@@ -69,6 +69,11 @@ class QueueState:
         """Items accepted and neither delivered nor dropped."""
         return len(self._waiting) + self._held_items
 
+    @property
+    def taken(self) -> int:
+        """Items that consumers hold or have had."""
+        return self.counters.delivered + self._held_items
+
     def ticket(self) -> int:
         """A place in the order of arrival: what came before `close` may still get in."""
         self._tickets += 1
@@ -177,8 +182,8 @@ class QueueState:
         self._cancelled = self._cancelled or cancel
 
     def _put_back(self, items: list[Item]) -> None:
-        first = items[0].number if items else 0
-        if self._waiting and self._waiting[0].number < first:
+        # Others may have returned, or hold, items between these.
+        if items and self._waiting and self._waiting[0].number < items[-1].number:
             self._waiting = deque(sorted([*items, *self._waiting], key=lambda i: i.number))
         else:
             self._waiting.extendleft(reversed(items))

@@ -8,6 +8,8 @@ does), the plain values, and the arrays, which lie one after another in a single
 from __future__ import annotations
 
 import functools
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -24,6 +26,7 @@ Convert: TypeAlias = Callable[[Any, str], Tree]
 
 ALIGNMENT = 64
 MAX_DEPTH = 64
+MAX_DIMS = 64
 ALLOWED = "None, bool, int, float, str, bytes, arrays, and dict, list, tuple of them"
 
 try:
@@ -34,6 +37,7 @@ except ImportError:
     # NumPy has no bfloat16 of its own; a named field keeps the bits and tells them from uint16.
     BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
+_KIND = re.compile(r"[<>|][biufcSUmM]\d+(\[\w+\])?")
 _PLAIN: dict[type, str] = {
     type(None): "none",
     bool: "bool",
@@ -53,7 +57,8 @@ class Leaf(NamedTuple):
     def __str__(self) -> str:
         if self.shape is None:
             return self.kind
-        name = self.kind if self.kind == "bfloat16" else np.dtype(self.kind).name
+        dtype = dtype_named(self.kind)
+        name = dtype.name if dtype.isnative and self.kind != "bfloat16" else self.kind
         return f"{name}[{','.join(map(str, self.shape))}]"
 
 
@@ -106,8 +111,15 @@ def flatten(tree: Tree, convert: Convert | None = None) -> Flat:
 
 
 def unflatten(layout: bytes, values: Sequence[Any], block: Array | None) -> Tree:
-    """Put a tree together again; its arrays are views of `block` (uint8), sharing its flags."""
+    """Put a tree together again; its arrays are views of `block` (uint8), sharing its flags.
+
+    Raises:
+        SchemaError: the bytes are not a layout, or there are more or fewer `values` than it says.
+    """
     plan = decoded(layout)
+    wanted = len(plan.leaves) - len(plan.places)
+    if len(values) != wanted:
+        raise SchemaError(f"a tree of {wanted} plain values came with {len(values)}")
     arrays = views(plan, block)
     return build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
 
@@ -136,7 +148,7 @@ def decoded(layout: bytes) -> Layout:
         if _count(structure, 0) != len(leaves):
             raise ValueError("its structure and its leaves do not agree")
         return _planned(structure, leaves)
-    except (ValueError, TypeError, KeyError, IndexError, msgspec.MsgspecError) as e:
+    except (ValueError, TypeError, msgspec.MsgspecError, RecursionError) as e:
         raise SchemaError(f"{len(layout)} bytes are not a layout: {e}") from e
 
 
@@ -265,7 +277,8 @@ def _plainer(node: Any, path: tuple[object, ...], convert: Convert | None) -> An
     bases: tuple[Any, ...] = (int, float, str, bytes, list, dict)
     for base in bases:
         if isinstance(node, base):
-            return base(node)
+            # Not `str(node)`: an enum's would be the name of its member.
+            return str.__str__(node) if base is str else base(node)
     if isinstance(node, Mapping):
         return dict(node)
     made = node if convert is None else convert(node, _spelled(path))
@@ -304,12 +317,15 @@ def _planned(structure: Any, leaves: tuple[Leaf, ...]) -> Layout:
             if kind not in _PLAIN.values():
                 raise ValueError(f"unknown kind {kind!r}")
             continue
+        if kind != "bfloat16" and _KIND.fullmatch(kind) is None:
+            raise ValueError(f"unknown kind {kind!r}")
         dtype = dtype_named(kind)
-        if dtype.hasobject or any(type(n) is not int or n < 0 for n in shape):
+        if len(shape) > MAX_DIMS or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(f"a leaf of {kind}{list(shape)}")
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
+        # What NumPy can make no array of, also where a length of 0 means that none has bytes.
+        if dtype.itemsize * math.prod(n or 1 for n in shape) >= 1 << 62:
+            raise ValueError(f"a leaf of {kind}{list(shape)} is too big")
+        size = dtype.itemsize * math.prod(shape)
         places.append((dtype, shape, nbytes, size))
         nbytes += _aligned(size)
     return Layout(structure, leaves, tuple(places), nbytes)
@@ -320,8 +336,17 @@ def _count(structure: Any, depth: int) -> int:
         return 1
     if depth > MAX_DEPTH:
         raise ValueError("it is nested too deep")
+    if type(structure) is not list or [type(part) for part in structure[1:]] != (
+        [list, list] if structure[:1] == ["d"] else [list]
+    ):
+        raise ValueError("it has a node of another form")
     tag, parts = structure[0], structure[-1]
-    if tag not in ("d", "l", "t") or (tag == "d" and len(structure[1]) != len(parts)):
+    if tag == "d":
+        keys = structure[1]
+        odd = any(type(key) not in (str, int) for key in keys)
+        if odd or not len(keys) == len(parts) == len(set(keys)):
+            raise ValueError(f"it has a dict of {len(parts)} parts with the keys {keys}")
+    elif tag not in ("l", "t"):
         raise ValueError(f"it has a node {tag!r}")
     return sum(_count(part, depth + 1) for part in parts)
 

@@ -1,0 +1,200 @@
+"""What a peer may send by mistake or on purpose is refused, and goes no further."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core import codec
+from paceline.core import messages as m
+from paceline.core import tree as trees
+from paceline.core.arithmetic import add_values
+from paceline.core.errors import ProtocolError, SchemaError
+
+DEEP = b"\x91" * 200_000
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+@pytest.mark.parametrize(
+    ("structure", "leaves", "said"),
+    [
+        (["l", [None], []], [], "it has a node of another form"),
+        (["l", "l"], [], "it has a node of another form"),
+        (["l", {"a": None}], [("int", None)], "it has a node of another form"),
+        ([["l"], [None]], [("int", None)], r"it has a node \['l'\]"),
+        (["x", [None]], [("int", None)], "it has a node 'x'"),
+        ({"l": [None]}, [("int", None)], "it has a node of another form"),
+        (7, [("int", None)], "it has a node of another form"),
+        (["d", ["a"], [None, None]], [("int", None)] * 2, "it has a dict of 2 parts with the keys"),
+        (["d", ["a", "a"], [None, None]], [("int", None)] * 2, "it has a dict of 2 parts"),
+        (["d", ["a", "a"], [None]], [("int", None)], "it has a dict of 1 parts"),
+        (["d", [[1]], [None]], [("int", None)], "it has a dict of 1 parts"),
+        (["d", [True], [None]], [("int", None)], "it has a dict of 1 parts"),
+        (["d", [1.5], [None]], [("int", None)], "it has a dict of 1 parts"),
+        (["l", [None]], [], "its structure and its leaves do not agree"),
+        (None, [("set", None)], "unknown kind 'set'"),
+        (None, [("O", ())], "unknown kind 'O'"),
+        (None, [("|O", ())], r"unknown kind '\|O'"),
+        (None, [("f4", ())], "unknown kind 'f4'"),
+        (None, [("<f4,(", ())], r"unknown kind '<f4,\('"),
+        (None, [("(2,3)f4", ())], "unknown kind"),
+        (None, [("|V8", ())], r"unknown kind '\|V8'"),
+        (None, [("<M8[no]", ())], "Invalid datetime unit"),
+        (None, [(None, ())], "expected string"),
+        (None, [("<f8", (-1,))], r"a leaf of <f8\[-1\]"),
+        (None, [("<f8", (1.5,))], r"a leaf of <f8\[1.5\]"),
+        (None, [("<f8", (True,))], r"a leaf of <f8\[True\]"),
+        (None, [("<f8", (1,) * 65)], r"a leaf of <f8\[1, 1"),
+        (None, [("<f8", (0, 1 << 62))], r"a leaf of <f8\[0, 4611686018427387904\] is too big"),
+    ],
+)
+def test_a_layout_that_lies_is_refused_before_anyone_builds_from_it(
+    structure: Any, leaves: Any, said: str
+) -> None:
+    with pytest.raises(SchemaError, match=rf"^\d+ bytes are not a layout: {said}"):
+        trees.decoded(encode((structure, leaves)))
+
+
+def test_a_layout_nested_without_end_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"^200000 bytes are not a layout: "):
+        trees.decoded(DEEP)
+    nested: Any = None
+    for _ in range(trees.MAX_DEPTH + 2):
+        nested = ["l", [nested]]
+    with pytest.raises(SchemaError, match=r"are not a layout: it is nested too deep$"):
+        trees.decoded(encode((nested, [("int", None)])))
+
+
+def test_the_deepest_tree_that_may_travel_arrives_and_one_deeper_does_not_leave() -> None:
+    tree: Any = 1
+    for _ in range(trees.MAX_DEPTH + 1):
+        tree = [tree]
+    flat = trees.flatten(tree)
+    assert trees.unflatten(flat.layout, flat.values, None) == tree
+    with pytest.raises(SchemaError, match=r"^\$\[0\]\[0\]\[0\]\.\.\. is nested over 64 deep"):
+        trees.flatten([tree])
+
+
+PARTS: Any = st.recursive(
+    st.none() | st.sampled_from(["d", "l", "t", "a"]) | st.integers(-2, 2),
+    lambda part: st.lists(part, max_size=3),
+    max_leaves=10,
+)
+LEAVES = st.lists(
+    st.tuples(
+        st.sampled_from(["int", "<f8", "|O", "bfloat16", "<U0", "f4", "?", "<M8[s]", ","]),
+        st.none() | st.lists(st.integers(-1, 1 << 62), max_size=3),
+    ),
+    max_size=3,
+)
+
+
+@given(PARTS, LEAVES)
+def test_whatever_passes_for_a_layout_can_be_walked_named_and_built(
+    structure: Any, leaves: Any
+) -> None:
+    data = encode((structure, leaves))
+    with contextlib.suppress(SchemaError):
+        plan = trees.decoded(data)
+        assert len(trees.paths(data)) == len(plan.leaves)
+        assert len({*trees.paths(data)}) == len(plan.leaves)
+        assert all(map(str, plan.leaves))
+        if plan.nbytes < 1 << 16:
+            block = np.zeros(plan.nbytes, np.uint8)
+            plain = [0] * (len(plan.leaves) - len(plan.places))
+            trees.unflatten(data, plain, block)
+
+
+@pytest.mark.parametrize("values", [[], [1, 2]])
+def test_a_tree_with_more_or_fewer_values_than_it_declares_is_refused(values: list[Any]) -> None:
+    layout = trees.flatten([1, np.zeros(2)]).layout
+    said = rf"^a tree of 1 plain values came with {len(values)}$"
+    with pytest.raises(SchemaError, match=said):
+        trees.unflatten(layout, values, np.zeros(64, np.uint8))
+
+
+def test_envelopes_and_messages_nested_without_end_are_refused() -> None:
+    envelope = b"\x95" + b"\x90" * 4 + DEEP + b"\xc0"
+    with pytest.raises(ProtocolError, match=r"^200006 bytes are not an envelope: "):
+        codec.parse_envelope(envelope)
+    with pytest.raises(ProtocolError, match=r"^200002 bytes are not a request: "):
+        m.decode_request(b"\x92\x03" + DEEP)
+    with pytest.raises(ProtocolError, match=r"^200002 bytes are not a reply: "):
+        m.decode_reply(b"\x92\x6a" + DEEP)
+
+
+@pytest.mark.parametrize(("want", "abandoned"), [(-1, 0), (0, -1)])
+def test_a_ledger_is_not_turned_around_by_a_minus(want: int, abandoned: int) -> None:
+    good = m.Offer("c", [], 0, 0, None)
+    assert m.decode_request(m.encode(good)) == good
+    with pytest.raises(ProtocolError, match=r"bytes are not a request: Expected `int` >= 0"):
+        m.decode_request(m.encode(m.Offer("c", [], want, abandoned, None)))
+
+
+def test_what_is_no_frame_is_shown_from_where_it_begins() -> None:
+    data = b"good" * 3 + b"GET / HTTP/1.1" + bytes(codec.PREFIX.size)
+    with pytest.raises(ProtocolError, match=rf"^not a frame of protocol 1: {b'GET / HT'.hex()}$"):
+        codec.parse_prefix(data, 12)
+
+
+@pytest.mark.parametrize("part", ["header", "envelope", "inline"])
+def test_a_frame_may_be_as_large_as_allowed_and_not_one_byte_more(part: str) -> None:
+    sizes = {"header": codec.MAX_HEADER, "envelope": codec.MAX_ENVELOPE, "inline": codec.MAX_INLINE}
+    most = sizes[part]
+    lengths = [most if name == part else 0 for name in sizes]
+    if most < 1 << 32:
+        over = [most + 1 if name == part else 0 for name in sizes]
+    else:
+        over = [0, 0, most + 1]
+    prefix = codec.parse_prefix(codec.PREFIX.pack(codec.PROTOCOL, 0, 0, *lengths, 1, 2, 3))
+    assert getattr(prefix, part) == most
+    with pytest.raises(ProtocolError, match=r"^a frame of \d+ \+ \d+ \+ \d+ bytes; at most"):
+        codec.parse_prefix(codec.PREFIX.pack(codec.PROTOCOL, 0, 0, *over, 1, 2, 3))
+
+
+def test_arrays_of_another_byte_order_are_told_apart_in_the_message() -> None:
+    found, declared = (trees.flatten(np.zeros(3, order + "f4")).layout for order in "><")
+    with pytest.raises(SchemaError, match=r"^x: leaf \$ is >f4\[3\], declared float32\[3\]$"):
+        trees.check(found, declared, "x")
+
+
+class Colour(str, enum.Enum):  # noqa: UP042
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+def test_relatives_of_plain_types_travel_as_their_values() -> None:
+    flat = trees.flatten([Colour.RED, Level.HIGH])
+    assert flat.values == ("red", 3)
+    assert [type(value) for value in flat.values] == [str, int]
+
+
+def sums(value: Any, delta: Any) -> list[Any]:
+    a, b = trees.flatten({"n": value}), trees.flatten({"n": delta})
+    return add_values(a.layout, a.values, b.layout, b.values)
+
+
+def test_a_sum_of_ints_fits_into_64_bits_or_is_refused() -> None:
+    assert sums(2**63 - 2, 1) == [2**63 - 1]
+    assert sums(-(2**63) + 1, -1) == [-(2**63)]
+    for value, delta in ((2**63 - 1, 1), (-(2**63), -1)):
+        said = r"^assign_add: leaf \$\.n would be an int of more than 64 bits$"
+        with pytest.raises(SchemaError, match=said):
+            sums(value, delta)
+
+
+def test_sums_leave_alone_what_is_no_number() -> None:
+    assert sums(True, True) == [True]
+    assert sums("a", "b") == ["a"]
+    assert sums(0.5, 0.25) == [0.75]
