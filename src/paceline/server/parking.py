@@ -12,13 +12,14 @@ from paceline.core.clock import Clock
 from paceline.core.errors import TimedOut
 from paceline.core.waiting import NOT_YET
 
-FOR_EVER = float("inf")
+SPARE = 64
+"""Deadlines of answered requests that may be kept besides as many as there are live ones."""
 
 
 class Parked:
     """One waiting request: `attempt()` answers or says "not yet"; `answer` takes what it says."""
 
-    __slots__ = ("answer", "attempt", "deadline", "done", "number", "peer", "since", "what")
+    __slots__ = ("answer", "attempt", "done", "number", "peer", "place", "since", "what")
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Parked:
         self.attempt = attempt
         self.answer = answer
         self.since = 0.0
-        self.deadline = FOR_EVER
+        self.place = 0
         self.done = False
 
 
@@ -44,8 +45,11 @@ class Parking:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_key: dict[Hashable, list[Parked]] = {}
-        self._deadlines: list[tuple[float, int, Parked]] = []
-        self._order = itertools.count()
+        # An answered request is forgotten at once, and with it the memory that its attempt holds;
+        # its deadline, only a pair of numbers, may stay in the heap for a while.
+        self._timed: dict[int, Parked] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._order = itertools.count(1)
         self._dirty: deque[tuple[Hashable, bool]] = deque()
         self._asking = False
 
@@ -54,8 +58,9 @@ class Parking:
         request.since = self._clock.now()
         self._by_key.setdefault(key, []).append(request)
         if timeout is not None:
-            request.deadline = request.since + timeout
-            heapq.heappush(self._deadlines, (request.deadline, next(self._order), request))
+            request.place = next(self._order)
+            self._timed[request.place] = request
+            heapq.heappush(self._deadlines, (request.since + timeout, request.place))
 
     def waiting(self, key: Hashable) -> int:
         """How many wait for `key`."""
@@ -84,7 +89,9 @@ class Parking:
         for request in waiting:
             if not request.done and not (stuck and in_order):
                 stuck = not self._ask(request)
-        self._keep(key, [request for request in waiting if not request.done])
+        # Not `waiting`: an answer may have put another list in its place.
+        left = self._by_key.get(key, ())
+        self._keep(key, [request for request in left if not request.done])
 
     def _ask(self, request: Parked) -> bool:
         try:
@@ -93,14 +100,14 @@ class Parking:
             result = e
         if result is NOT_YET:
             return False
-        request.done = True
+        self._finish(request)
         request.answer(result)
         return True
 
     def cancel(self, peer: object, number: int) -> None:
         """End one wait; what it waited for has not happened."""
         for request in self._all():
-            if request.peer is peer and request.number == number:
+            if request.peer is peer and request.number == number and not request.done:
                 self._end(request, f"{request.what()}: cancelled")
 
     def lost(self, peer: object) -> None:
@@ -108,37 +115,47 @@ class Parking:
         for key in list(self._by_key):
             kept = [request for request in self._by_key[key] if request.peer is not peer]
             for request in self._by_key[key]:
-                request.done = request.done or request.peer is peer
+                if request.peer is peer:
+                    self._finish(request)
             self._keep(key, kept)
 
     @property
     def timed(self) -> bool:
         """Whether a wait with a time limit may be among them."""
-        return bool(self._deadlines)
+        return bool(self._timed)
 
     def expire(self) -> None:
         """End the waits whose time is up."""
         now = self._clock.now()
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
-            if not request.done:
+            _, place = heapq.heappop(self._deadlines)
+            request = self._timed.get(place)
+            if request is not None:
                 waited = now - request.since
                 self._end(request, f"{request.what()}, after {waited:.1f} s")
 
     def next_deadline(self) -> float | None:
         """Seconds until `expire` has something to do; `None` when it never will."""
-        while self._deadlines and self._deadlines[0][2].done:
+        while self._deadlines and self._deadlines[0][1] not in self._timed:
             heapq.heappop(self._deadlines)
         if not self._deadlines:
             return None
         return max(0.0, self._deadlines[0][0] - self._clock.now())
 
     def _end(self, request: Parked, text: str) -> None:
-        request.done = True
+        self._finish(request)
         for key, queue in list(self._by_key.items()):
             if request in queue:
                 self._keep(key, [other for other in queue if other is not request])
         request.answer(TimedOut(text))
+
+    def _finish(self, request: Parked) -> None:
+        request.done = True
+        if self._timed.pop(request.place, None) is None:
+            return
+        if len(self._deadlines) > 2 * len(self._timed) + SPARE:
+            self._deadlines = [pair for pair in self._deadlines if pair[1] in self._timed]
+            heapq.heapify(self._deadlines)
 
     def _keep(self, key: Hashable, kept: list[Parked]) -> None:
         if kept:
