@@ -35,6 +35,7 @@ class Seat:
     task: Task | None = None
     work: Collect | None = None
     starts: int = 0
+    up: bool = False
     restarted_at: deque[float] = field(default_factory=deque)
     failed_at_once: int = 0
     due: float | None = None
@@ -82,7 +83,6 @@ class Crew(Listener):
         self._on_fail: dict[str, Callable[[PacelineError], None]] = {}
         self._on_returned: dict[str, Callable[[], None]] = {}
         self._thread: threading.Thread | None = None
-        self._started = 0
 
     def start(self) -> None:
         """Start every worker; return without waiting for them."""
@@ -176,6 +176,10 @@ class Crew(Listener):
         self.stand_down()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        for seat in self.seats:
+            if seat.task is not None and not seat.up:
+                # It is on its way to a server that is about to end, and has begun nothing.
+                seat.task.kill()
 
     # What the engine's thread tells
 
@@ -227,7 +231,7 @@ class Crew(Listener):
             self._fail(seat, f"{seat.name} cannot be started again: {e}")
 
     def _start(self, seat: Seat) -> None:
-        seat.due = None
+        seat.due, seat.up = None, False
         spec = TaskSpec(seat.name, run, threads=self._threads, devices=self._devices)
         seat.task = self._engine.start(spec, self)
         self._by_task[seat.task] = seat
@@ -256,7 +260,7 @@ class Crew(Listener):
             if event.collection == seat.work.collection:
                 self._function_ended(seat, event)
         elif isinstance(event, Started):
-            self._started += 1
+            seat.up = True
 
     def _function_ended(self, seat: Seat, event: Ended) -> None:
         if event.error is None:
