@@ -177,6 +177,15 @@ def test_a_second_close_can_still_cancel_and_none_takes_that_back() -> None:
     assert marks(queue.dequeue(1, 1)) == [0]
 
 
+def test_a_second_close_lets_in_nobody_who_came_after_the_first() -> None:
+    queue = filled(1)
+    queue.close()
+    late = queue.ticket()
+    queue.close()
+    with pytest.raises(Closed, match=r"^enqueue 'q': it is closed$"):
+        queue.enqueue(items(1), late)
+
+
 def test_a_queue_shows_its_counters() -> None:
     queue = filled(3)
     queue.drop(queue.sift(lambda one: one.head.values[0] != 1), "odd")
