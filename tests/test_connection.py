@@ -19,6 +19,7 @@ from calls import DEADLINE_SECONDS, Call, until
 from paceline.core import messages as m
 from paceline.core.codec import MAX_HEADER, PREFIX, PROTOCOL, REQUEST
 from paceline.core.errors import (
+    Closed,
     Disconnected,
     PacelineError,
     ProtocolError,
@@ -118,8 +119,8 @@ def test_closing_a_session_ends_the_waits_of_its_threads(server: Serving) -> Non
     for call in waiting:
         try:
             outcomes.append(call.outcome())
-        except Disconnected as e:
-            outcomes.append("ended" if "was closed" in str(e) or "closed" in str(e) else str(e))
+        except Closed as e:
+            outcomes.append("ended" if "this session was closed" in str(e) else str(e))
     assert sorted(map(str, outcomes)) == ["ended", "ended", "first"]
 
 

@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 
 from paceline.core import messages as m
 from paceline.core.codec import ERROR, MAX_HEADER, ONE_WAY, REQUEST
-from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut, WouldBlock
+from paceline.core.errors import (
+    Closed,
+    Disconnected,
+    PacelineError,
+    SchemaError,
+    TimedOut,
+    WouldBlock,
+)
 from paceline.transports.base import Arena, Buffers, Channel, Frame, Memory
 
 R = TypeVar("R")
@@ -147,9 +154,9 @@ class Connection:
         self._channel.flush()
 
     def close(self) -> None:
-        """End the connection; what waits in other threads ends with `Disconnected`. Idempotent."""
+        """End the connection; what waits in other threads ends with `Closed`. Idempotent."""
         if self._broken is None:
-            self._broken = Disconnected(f"the connection to {self.address} was closed")
+            self._broken = Closed("this session was closed")
         self._channel.close()
         self._wake_all()
 

@@ -43,6 +43,8 @@ class CollectionDesk(Desk):
     def lost(self, peer: Peer) -> None:
         for name, state in self.states.items():
             state.lost(peer)
+            if not self._service.parking.waiting(("batch", name)):
+                state.give_up()
             self._changed(name)
 
     def _collection(self, name: str) -> CollectionState:

@@ -238,10 +238,13 @@ def stored(head: m.Head, memory: Memory | None) -> Stored:
     Raises:
         ProtocolError: its memory is not as long as its layout says.
     """
-    wanted = decoded(head.layout).nbytes
+    plan = decoded(head.layout)
     found = 0 if memory is None else memory.nbytes
-    if found != wanted:
-        raise ProtocolError(f"a tree of {wanted} bytes came with {found}")
+    if found != plan.nbytes:
+        raise ProtocolError(f"a tree of {plan.nbytes} bytes came with {found}")
+    plain = len(plan.leaves) - len(plan.places)
+    if len(head.values) != plain:
+        raise ProtocolError(f"a tree of {plain} plain values came with {len(head.values)}")
     return Stored(head.layout, head.values, memory)
 
 
