@@ -1,4 +1,4 @@
-"""What the tests of clusters share: functions to collect from, scripts, and looking for processes."""
+"""What the tests of clusters share: functions to collect from, scripts, a look at processes."""
 
 from __future__ import annotations
 
