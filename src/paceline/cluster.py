@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import logging
 import operator
@@ -28,7 +29,16 @@ from paceline.variables import Variable
 from paceline.worker import Collect, Setup
 
 _log = logging.getLogger("paceline")
-_FIRST_VARIABLE: Any = object()
+
+
+class _FirstVariable(enum.Enum):
+    FIRST = "the first variable among the resources"
+
+    def __repr__(self) -> str:
+        return f"<{self.value}>"
+
+
+_FIRST_VARIABLE: Any = _FirstVariable.FIRST
 
 GRACE = 2.0
 """Seconds that processes have to end by themselves."""
@@ -48,7 +58,8 @@ class Cluster:
 
     Args:
         workers: how many, or how many of each job: `{"actor": 8, "eval": 1}`.
-        engine: `processes`, or `serial` for everything in this one thread, in a fixed order.
+        engine: `processes`, `threads` of this process, or `serial` for everything in this one
+            thread, in a fixed order.
         seed: of the run; each worker's own seed comes from it. By default another one each time.
         restarts: how often within a minute a worker that died is started again.
         worker_threads: threads for BLAS and OpenMP in each worker.

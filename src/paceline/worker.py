@@ -19,7 +19,14 @@ import numpy as np
 from paceline import functions
 from paceline.connection import Pending
 from paceline.core import messages as m
-from paceline.core.errors import Closed, FunctionError, PacelineError, TimedOut, WouldBlock
+from paceline.core.errors import (
+    Closed,
+    FunctionError,
+    PacelineError,
+    SchemaError,
+    TimedOut,
+    WouldBlock,
+)
 from paceline.core.versions import count_of
 from paceline.engines.base import Link, received
 from paceline.packing import pack
@@ -222,7 +229,10 @@ class Collector:
         version = self._stamped()
         what = f"item {self.items} of {self._name}"
         arena, logged = self._connection.arena, self._worker.take_logged()
-        self._held.append(pack(arena, item, what, version, logged))
+        try:
+            self._held.append(pack(arena, item, what, version, logged))
+        except SchemaError as e:
+            raise SchemaError(f"{e} (yielded at {_place(self._made)})") from None
         self.items += 1
         self._credits -= 1
 
@@ -345,6 +355,12 @@ def _generator(fn: Any, resources: tuple[Any, ...], worker: Worker) -> Iterator[
         )
     iterator: Iterator[Any] = made
     return iterator
+
+
+def _place(made: Iterator[Any]) -> str:
+    """Where a generator stands, as part of a message."""
+    frame = getattr(made, "gi_frame", None)
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def takes_worker(fn: Callable[..., Any]) -> bool:

@@ -61,3 +61,8 @@ class ProtocolError(PacelineError):
 
 class Unsupported(PacelineError, NotImplementedError):
     """This platform or installation cannot do it; the message names the way out."""
+
+
+# A traceback shows them under the names that users import.
+for _error in [PacelineError, *PacelineError.__subclasses__()]:
+    _error.__module__ = "paceline"
