@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Started in the background, a shell has its children ignore Ctrl-C, and theirs; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # What a test closed may still be on its way out: a child being reaped, a peer noticing an end.
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.01
