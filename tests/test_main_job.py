@@ -491,3 +491,43 @@ def test_a_worker_that_is_stuck_does_not_hold_up_the_end() -> None:
             batches.next(timeout=0.05)
         began = time.monotonic()
     assert time.monotonic() - began < 8
+
+
+def test_a_forked_copy_of_a_cluster_leaves_its_parents_alone() -> None:
+    with quiet(1) as cluster:
+        policy = cluster.variable("policy", np.zeros(3))
+        batches = cluster.collect(followers, policy, batch_size=1)
+        batches.next()
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            try:
+                policy.assign(np.ones(3))
+            except paceline.Disconnected as e:
+                refused = int("a forked process opens one of its own" in str(e))
+            batches.close()
+            cluster.close()
+            os._exit(7 if refused else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        policy.assign(np.ones(3))
+        batches.next()
+
+
+def test_a_handle_of_another_cluster_is_refused() -> None:
+    with quiet(1) as one, quiet(1) as other:
+        mine = one.variable("policy", np.zeros(3))
+        other.variable("policy", np.ones(3))
+        batches = other.collect(followers, mine, batch_size=1)
+        said = r"(?s)the variable 'policy' is on unix:@\S+, this session on unix:@"
+        with pytest.raises(paceline.WorkerFailed, match=said):
+            batches.next()
+
+
+def test_a_batch_may_hold_more_plain_values_than_one_request() -> None:
+    def texts() -> Iterator[Any]:
+        while True:
+            yield "x" * 40_000_000
+
+    with quiet(1) as cluster:
+        batch = cluster.collect(texts, batch_size=2).next()
+        assert [len(text) for text in batch.data] == [40_000_000] * 2

@@ -99,7 +99,8 @@ def test_a_chief_that_would_wait_for_ever_is_told_for_what() -> None:
         with pytest.raises(WouldBlock, match=r"^no variable 'nobody' is ini.*one thread"):
             cluster.variable("nobody", timeout=None)
         queue.enqueue_many([1, 2])
-        with pytest.raises(WouldBlock, match=r"^enqueue of 1 items to 'jobs': it is full.*one thread"):
+        full = r"^enqueue of 1 items to 'jobs': it is full.*one thread"
+        with pytest.raises(WouldBlock, match=full):
             queue.enqueue(3, timeout=None)
         assert queue.dequeue_many(2).data.tolist() == [1, 2]
         with pytest.raises(TimedOut):

@@ -182,6 +182,9 @@ class Cluster:
         if self._closed:
             return
         self._closed = True
+        if self.session.connection.forked:
+            # What a forked process has is a copy; the cluster is its parent's.
+            return
         try:
             self._progress.close()
             for collection in self._collections:

@@ -178,6 +178,8 @@ class Collection(Generic[D]):
         if self._closed:
             return
         self._closed = True
+        if self._connection.forked:
+            return
         self._workers.take_back(self.name)
         if self._connection.alive():
             self._end()

@@ -145,6 +145,11 @@ class Connection:
         """Send a request that has no reply."""
         self._send(Frame(ONE_WAY, 0, m.encode(request), (), self.session))
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a copy in a forked process, where the connection is not ours."""
+        return os.getpid() != self._process
+
     def alive(self) -> bool:
         """Whether the server is still there, without asking it."""
         return self._broken is None and self._channel.alive()
@@ -157,6 +162,9 @@ class Connection:
         """End the connection; what waits in other threads ends with `Closed`. Idempotent."""
         if self._broken is None:
             self._broken = Closed("this session was closed")
+        if self.forked:
+            # The connection is the parent's, which goes on with it.
+            return
         self._channel.close()
         self._wake_all()
 
@@ -170,7 +178,7 @@ class Connection:
                 f"{len(frame.header)} bytes of plain values in one step, {MAX_HEADER} are allowed:"
                 " send fewer at a time, or as arrays, which may have any size"
             )
-        if os.getpid() != self._process:
+        if self.forked:
             raise Disconnected(
                 f"{self.address}: this session belongs to process {self._process}; a forked process"
                 " opens one of its own"

@@ -270,8 +270,8 @@ class Crew(Listener):
         if event.hopeless or seat.failed_at_once == 2:
             self._fail(seat, f"{seat.name} cannot run:\n{event.error}")
             return
-        _log.warning("%s failed, its function is started again:\n%s", seat.name, event.error)
         if self._within_budget(seat, event.error):
+            _log.warning("%s failed, its function is started again:\n%s", seat.name, event.error)
             # A fresh process: nobody knows what the error left behind in this one.
             seat.expected_end = True
             if seat.task is not None:

@@ -39,7 +39,7 @@ class Queue(Generic[D]):
         )
 
     def __paceline_handle__(self) -> tuple[str, ...]:
-        return ("queue", self.name)
+        return ("queue", self.name, self._connection.address)
 
     def enqueue(self, item: D, *, version: int | None = None, timeout: float | None = 60.0) -> None:
         """Add one item; return when the server has accepted it.

@@ -172,7 +172,12 @@ class Session:
         """What a captured handle stands for in this session."""
         if named == ("session",):
             return self
-        kind, name = named
+        kind, name, *home = named
+        if home and home[0] != self._connection.address:
+            raise FunctionError(
+                f"the {kind} '{name}' is on {home[0]}, this session on {self._connection.address}:"
+                " a handle cannot be used in another cluster"
+            )
         if kind == "variable":
             return self.variable(name)
         if kind == "queue":

@@ -57,7 +57,7 @@ class Variable(Generic[T]):
         return f"<Variable '{self.name}' on {self._connection.address}>"
 
     def __paceline_handle__(self) -> tuple[str, ...]:
-        return ("variable", self.name)
+        return ("variable", self.name, self._connection.address)
 
     @property
     def version(self) -> int:

@@ -334,7 +334,7 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
         pass
     except FunctionError as e:
         error, hopeless = f"FunctionError: {e}", True
-    except WouldBlock:
+    except (WouldBlock, SchemaError):
         error, hopeless = traceback.format_exc().rstrip(), True
     except Exception:
         if not worker.session.connection.alive():

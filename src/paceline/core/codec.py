@@ -62,10 +62,12 @@ def parse_prefix(data: bytes | bytearray | memoryview, offset: int = 0) -> Prefi
     if prefix.protocol != PROTOCOL or prefix.kind > ONE_WAY or prefix.reserved:
         start = bytes(data[offset : offset + 8]).hex()
         raise ProtocolError(f"not a frame of protocol {PROTOCOL}: {start}")
-    if prefix.header > MAX_HEADER or prefix.envelope > MAX_ENVELOPE or prefix.inline > MAX_INLINE:
+    # A batch may hold more plain values than one request; what a server sends is trusted more.
+    most = MAX_HEADER if prefix.kind in (REQUEST, ONE_WAY) else MAX_INLINE
+    if prefix.header > most or prefix.envelope > MAX_ENVELOPE or prefix.inline > MAX_INLINE:
         raise ProtocolError(
             f"a frame of {prefix.header} + {prefix.envelope} + {prefix.inline} bytes;"
-            f" at most {MAX_HEADER} + {MAX_ENVELOPE} + {MAX_INLINE} are allowed"
+            f" at most {most} + {MAX_ENVELOPE} + {MAX_INLINE} are allowed"
         )
     return prefix
 

@@ -246,6 +246,8 @@ def _take(
     if plain is not None:
         if plain == "int" and not -(1 << 63) <= node < 1 << 63:
             raise SchemaError(f"leaf {_spelled(path)} is an int of more than 64 bits: {node}")
+        if plain == "str" and not node.isascii():
+            _check_text(node, path)
         leaves.append((plain, None))
         values.append(node)
         return None
@@ -266,6 +268,13 @@ def _take(
         ]
         return ("l" if kind is list else "t", parts)
     return _take(_plainer(node, path, convert), path, leaves, values, arrays, convert)
+
+
+def _check_text(node: str, path: tuple[object, ...]) -> None:
+    try:
+        node.encode()
+    except UnicodeEncodeError as e:
+        raise SchemaError(f"leaf {_spelled(path)} is a str that UTF-8 cannot hold: {e}") from e
 
 
 def _plainer(node: Any, path: tuple[object, ...], convert: Convert | None) -> Any:

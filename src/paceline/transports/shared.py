@@ -91,7 +91,9 @@ class Segment:
             try:
                 mapped = mmap.mmap(self.fd, self.nbytes, flags=flags, prot=prot, **_UNTRACKED)
             except OSError as e:
-                raise OutOfMemory(f"cannot map {self.nbytes} bytes: {e.strerror}") from e
+                raise OutOfMemory(
+                    f"cannot map {self.nbytes} bytes: {e.strerror}; {descriptors()}"
+                ) from e
             self._bytes = np.frombuffer(mapped, np.uint8)
             self._address = self._bytes.ctypes.data
         return self._bytes
