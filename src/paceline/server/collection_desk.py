@@ -99,8 +99,8 @@ class CollectionDesk(Desk):
             self._service.ask(peer, frame, key, attempt, request.timeout, what, behind=True)
         else:
             self._service.answer(peer, frame.request, m.Granted(0))
-        if request.abandoned:
-            self._service.parking.changed(("start", request.name))
+        # What was dropped or abandoned lets others start, also those who wait longer than this one.
+        self._service.parking.changed(("start", request.name))
 
     def _next(self, peer: Peer, request: m.Next, frame: Frame) -> None:
         state = self._collection(request.name)
