@@ -31,7 +31,7 @@ def work(session, seed):
             version = snapshot.version
             item = explore(env, rng, snapshot.tree)
             experience.enqueue(item, version=version, timeout=60)
-    except paceline.Disconnected:
+    except paceline.Closed:
         return  # the chief has closed the session
 
 
