@@ -8,7 +8,9 @@ import logging
 import operator
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -217,7 +219,9 @@ class _Launched:
     def __init__(self, name: str) -> None:
         self.engine = engine(name)
         self._secret = secrets.token_bytes(32)
-        self._place = f"@paceline-{secrets.token_hex(8)}"
+        # A name without a file, where the kernel has such names: nothing to leave behind.
+        self._folder = None if sys.platform == "linux" else tempfile.mkdtemp(prefix="paceline-")
+        self._place = f"{self._folder}/ps" if self._folder else f"@paceline-{secrets.token_hex(8)}"
         self._task: Task | None = None
 
     def start(self, on_end: Callable[[], None]) -> None:
@@ -245,6 +249,8 @@ class _Launched:
                 self.engine.stop(self._task, GRACE)
         finally:
             self.engine.close(GRACE)
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _ServerWatch(Listener):

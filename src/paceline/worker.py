@@ -205,7 +205,6 @@ class Collector:
                 close()
             with suppress(PacelineError):
                 self.step_back()
-                self._settle()
         if self.items == 0:
             raise FunctionError(
                 f"{self._name} returned without yielding an item; it should yield items for as long"
@@ -247,18 +246,21 @@ class Collector:
         self._pending = self._connection.post(request, [block for _, block in held], limit)
 
     def step_back(self) -> None:
-        """Hand in what is held and give back what was admitted, without waiting for the answer.
+        """Hand in what is held and give back what was admitted, as the function is about to wait.
 
-        A function that waits may wait for what comes of its own items, or of other workers'.
+        It may wait for what comes of its own items, or of other workers'.
+
+        Raises:
+            Closed: the collection has ended, and with it all waits for it.
         """
-        if threading.get_ident() != self._thread or not (self._held or self._credits):
+        if threading.get_ident() != self._thread:
             return
         self._settle()
         heads = [head for head, _ in self._held]
         blocks = [block for _, block in self._held]
         request = m.Offer(self._job.collection, heads, 0, self._credits, 0.0)
         self._held, self._credits = [], 0
-        self._pending = self._connection.post(request, blocks)
+        self._connection.call(request, blocks)
 
     def _settle(self) -> None:
         """Take the answer to the last offer, if there is one to come."""

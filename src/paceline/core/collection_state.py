@@ -73,8 +73,7 @@ class CollectionState:
         Raises:
             Closed: the collection has ended.
         """
-        if self.queue.closed:
-            raise Closed(f"collection '{self.queue.name}' has ended")
+        self.check_open()
         room = (self.depth + 1 + self.finished) * self.batch_size - self.started
         if self.queue.nbytes >= self.queue.capacity_bytes:
             room = 0
@@ -86,6 +85,15 @@ class CollectionState:
         self.started += granted
         self._outstanding[worker] = self._outstanding.get(worker, 0) + granted
         return granted
+
+    def check_open(self) -> None:
+        """Raise `Closed` if the collection has ended."""
+        if self.queue.closed:
+            raise self.ended()
+
+    def ended(self) -> Closed:
+        """What those are told who still make items for it."""
+        return Closed(f"collection '{self.queue.name}' has ended")
 
     def offer(self, worker: object, items: list[Item], abandoned: int) -> None:
         """Take in finished items; `abandoned` admissions ended without one.
@@ -117,7 +125,7 @@ class CollectionState:
         self.trainer_waits = False
         if self.queue.closed:
             self._drop_rest()
-            raise Closed(f"collection '{self.queue.name}' has ended")
+            raise self.ended()
         self._sift()
         if self.queue.size < self.batch_size:
             self._check_hope()

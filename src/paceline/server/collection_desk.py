@@ -25,6 +25,8 @@ class CollectionDesk(Desk):
         self._service = service
         self._variables: VariableDesk = service.desk(VariableDesk)
         self.states: dict[str, CollectionState] = {}
+        # What each worker makes items for: one collection at a time.
+        self._makes: dict[Peer, str] = {}
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -41,6 +43,7 @@ class CollectionDesk(Desk):
         return "collections", {name: state.stats() for name, state in self.states.items()}
 
     def lost(self, peer: Peer) -> None:
+        self._makes.pop(peer, None)
         for name, state in self.states.items():
             state.lost(peer)
             if not self._service.parking.waiting(("batch", name)):
@@ -83,6 +86,7 @@ class CollectionDesk(Desk):
 
     def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
         state = self._collection(request.name)
+        self._makes[peer] = request.name
         state.offer(peer, received(peer, request.items, frame), request.abandoned)
 
         def attempt() -> Any:
@@ -98,6 +102,7 @@ class CollectionDesk(Desk):
             key = ("start", request.name)
             self._service.ask(peer, frame, key, attempt, request.timeout, what, behind=True)
         else:
+            state.check_open()
             self._service.answer(peer, frame.request, m.Granted(0))
         # What was dropped or abandoned lets others start, also those who wait longer than this one.
         self._service.parking.changed(("start", request.name))
@@ -143,6 +148,9 @@ class CollectionDesk(Desk):
         if state is not None:
             state.end()
             self._changed(request.name)
+            for worker, name in list(self._makes.items()):
+                if name == request.name:
+                    self._service.parking.interrupt(worker, state.ended())
         self._service.answer(peer, frame.request, m.Done())
 
     def _stats(self, peer: Peer, request: m.CollectionStats, frame: Frame) -> None:

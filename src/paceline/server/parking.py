@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from paceline.core.clock import Clock
-from paceline.core.errors import TimedOut
+from paceline.core.errors import PacelineError, TimedOut
 from paceline.core.waiting import NOT_YET
 
 SPARE = 64
@@ -108,7 +108,13 @@ class Parking:
         """End one wait; what it waited for has not happened."""
         for request in self._all():
             if request.peer is peer and request.number == number and not request.done:
-                self._end(request, f"{request.what()}: cancelled")
+                self._end(request, TimedOut(f"{request.what()}: cancelled"))
+
+    def interrupt(self, peer: object, error: PacelineError) -> None:
+        """End all waits of a peer with `error`; what they waited for has not happened."""
+        for request in self._all():
+            if request.peer is peer:
+                self._end(request, error)
 
     def lost(self, peer: object) -> None:
         """Forget all waits of a peer that is gone."""
@@ -132,7 +138,7 @@ class Parking:
             request = self._timed.get(place)
             if request is not None:
                 waited = now - request.since
-                self._end(request, f"{request.what()}, after {waited:.1f} s")
+                self._end(request, TimedOut(f"{request.what()}, after {waited:.1f} s"))
 
     def next_deadline(self) -> float | None:
         """Seconds until `expire` has something to do; `None` when it never will."""
@@ -142,12 +148,12 @@ class Parking:
             return None
         return max(0.0, self._deadlines[0][0] - self._clock.now())
 
-    def _end(self, request: Parked, text: str) -> None:
+    def _end(self, request: Parked, error: PacelineError) -> None:
         self._finish(request)
         for key, queue in list(self._by_key.items()):
             if request in queue:
                 self._keep(key, [other for other in queue if other is not request])
-        request.answer(TimedOut(text))
+        request.answer(error)
 
     def _finish(self, request: Parked) -> None:
         request.done = True
