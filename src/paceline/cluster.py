@@ -233,7 +233,7 @@ class _Launched:
             self._task = self.engine.start(spec, self._server)
             self._task.send(ps.Serve(self._place, descriptor, self._secret))
         finally:
-            listener.close()
+            listener.hand_over()
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
         return Setup(f"unix:{self._place}", self._secret, job, index, seed, alone=True)

@@ -324,6 +324,8 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
     hopeless = False
     worker.begin(job.collection)
     try:
+        # From now on it waits for this collection, and as long as there is one.
+        worker.session.connection.call(m.Offer(job.collection, [], 0, 0, 0.0))
         # One handle for each name, so that a read through any of its mentions stamps.
         loaded: Any = functions.load(job.payload, functools.cache(worker.session.handle))
         fn, resources = loaded

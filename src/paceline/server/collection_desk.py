@@ -86,7 +86,9 @@ class CollectionDesk(Desk):
 
     def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
         state = self._collection(request.name)
-        self._makes[peer] = request.name
+        if self._makes.get(peer) != request.name:
+            self._makes[peer] = request.name
+            self._service.parking.allow(peer)
         state.offer(peer, received(peer, request.items, frame), request.abandoned)
 
         def attempt() -> Any:

@@ -52,9 +52,14 @@ class Parking:
         self._order = itertools.count(1)
         self._dirty: deque[tuple[Hashable, bool]] = deque()
         self._asking = False
+        self._refused: dict[object, PacelineError] = {}
 
     def park(self, key: Hashable, request: Parked, timeout: float | None) -> None:
         """Let a request wait for `key` to change, at most `timeout` seconds."""
+        if request.peer in self._refused:
+            request.done = True
+            request.answer(self._refused[request.peer])
+            return
         request.since = self._clock.now()
         self._by_key.setdefault(key, []).append(request)
         if timeout is not None:
@@ -111,13 +116,22 @@ class Parking:
                 self._end(request, TimedOut(f"{request.what()}: cancelled"))
 
     def interrupt(self, peer: object, error: PacelineError) -> None:
-        """End all waits of a peer with `error`; what they waited for has not happened."""
+        """End all waits of a peer with `error`, and those it begins before `allow`.
+
+        What they waited for has not happened.
+        """
+        self._refused[peer] = error
         for request in self._all():
             if request.peer is peer:
                 self._end(request, error)
 
+    def allow(self, peer: object) -> None:
+        """Let a peer wait again."""
+        self._refused.pop(peer, None)
+
     def lost(self, peer: object) -> None:
         """Forget all waits of a peer that is gone."""
+        self.allow(peer)
         for key in list(self._by_key):
             kept = [request for request in self._by_key[key] if request.peer is not peer]
             for request in self._by_key[key]:

@@ -71,6 +71,10 @@ class UnixListener:
             sock.close()
             return None
 
+    def hand_over(self) -> None:
+        """Let go of the socket, which another process that inherited it goes on listening at."""
+        self._sock.close()
+
     def close(self) -> None:
         """Stop listening and remove the socket's file."""
         self._sock.close()
