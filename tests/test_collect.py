@@ -210,6 +210,28 @@ def test_should_stop_is_true_once_the_cluster_is_closed(engine: str, tmp_path: P
     until(done.exists)
 
 
+@beside
+def test_closing_a_collection_ends_its_functions_waits(engine: str) -> None:
+    """Not only their steps: the next collection needs the workers now."""
+
+    def waits(policy: Any, jobs: Any, worker: Any) -> Iterator[Any]:
+        yield policy.read().version
+        if worker.index:
+            jobs.dequeue(timeout=None)
+        policy.read(newer_than=policy.version, timeout=None)
+
+    with quiet(2, engine) as cluster:
+        policy = cluster.variable("policy", np.zeros(3))
+        jobs = cluster.queue("jobs", 1)
+        for _ in range(3):
+            with cluster.collect(waits, policy, jobs, batch_size=2) as batches:
+                assert set(batches.next(timeout=LIMIT).worker) == {"worker:0", "worker:1"}
+        with cluster.collect(following, policy, batch_size=2) as batches:
+            begun: set[str] = set()
+            while len(begun) < 2:
+                begun |= set(batches.next(timeout=LIMIT).worker)
+
+
 # Waiting
 
 
