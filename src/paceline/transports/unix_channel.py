@@ -27,6 +27,8 @@ FDS = 64
 TICK = 1.0
 SEND_LIMIT = 60.0
 OUTBOX_LIMIT = 1 << 28
+# As a plain int: the flag's own operators cost more than the call.
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _FD_SPACE = socket.CMSG_SPACE(FDS * 4)
 _ENDED = getattr(select, "POLLRDHUP", 0)
 _GONE = _ENDED | select.POLLHUP | select.POLLERR
@@ -257,7 +259,7 @@ class UnixChannel(Channel):
         except OSError as e:
             self._fail()
             raise Disconnected(f"the other end is gone ({e.strerror})") from e
-        if extra or got & socket.MSG_CTRUNC:
+        if extra or got & _TRUNCATED:
             self._take_descriptors(extra, got)
         if not data:
             self._fail()
@@ -291,7 +293,7 @@ class UnixChannel(Channel):
                 fds = array.array("i")
                 fds.frombytes(rights[: len(rights) - len(rights) % 4])
                 self._fds.extend(fds)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             self._fail()
             raise Disconnected(
                 f"shared memory came that this process has no descriptor for: {descriptors()};"
