@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from clusters import LIMIT, accounted, beside, every_engine, following, quiet, until
 
 import paceline
@@ -56,6 +55,8 @@ def test_nested_trees_are_stacked_leaf_by_leaf_in_memory_of_their_own(engine: st
 
 @every_engine
 def test_a_batch_becomes_torch_tensors_over_its_own_memory(engine: str) -> None:
+    torch = pytest.importorskip("torch")  # here, lest every worker imports it
+
     def items() -> Iterator[Any]:
         while True:
             yield {"x": np.arange(3, dtype=np.float32), "label": 5, "name": "n"}
@@ -75,6 +76,8 @@ def test_a_batch_becomes_torch_tensors_over_its_own_memory(engine: str) -> None:
 
 @every_engine
 def test_a_torch_module_is_a_variables_value_and_filled_in_place(engine: str) -> None:
+    torch = pytest.importorskip("torch")  # here, lest every worker imports it
+
     def plays(policy: Any, worker: Any) -> Iterator[Any]:
         net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
         bias: Any = net[0].bias
