@@ -12,17 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clusters import descendants, every_engine, quiet
 
 import paceline
 from paceline.core.versions import count_of
-
-ENGINES = ["serial", "threads", "processes"]
-every_engine = pytest.mark.parametrize("engine", ENGINES)
-beside = pytest.mark.parametrize("engine", ["threads", "processes"])
-
-
-def quiet(workers: Any = 2, engine: str = "processes", **options: Any) -> paceline.Cluster:
-    return paceline.Cluster(workers, engine=engine, progress="quiet", **options)
 
 
 def followers(policy: paceline.Variable[Any], worker: paceline.Worker) -> Iterator[Any]:
@@ -79,14 +72,6 @@ print("done")
 """
 
 
-def children_of(pid: int) -> list[int]:
-    found: list[int] = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{thread}/children") as children:
-            found += [int(child) for child in children.read().split()]
-    return found
-
-
 def gone(pids: list[int], within: float) -> bool:
     until = time.monotonic() + within
     while time.monotonic() < until:
@@ -108,7 +93,7 @@ def test_whatever_ends_the_chief_ends_all_its_processes(tmp_path: Any, number: i
     chief = script(tmp_path, "for ever")
     assert chief.stdout is not None
     assert chief.stdout.readline() == "running\n"
-    pids = [int(pid) for pid in _processes_of(chief.pid)]
+    pids = sorted(descendants(chief.pid))
     assert len(pids) >= 3
     chief.send_signal(number)
     _, err = chief.communicate(timeout=20)
@@ -116,13 +101,6 @@ def test_whatever_ends_the_chief_ends_all_its_processes(tmp_path: Any, number: i
     assert gone(pids, within=5)
     if number == signal.SIGINT:
         assert err.rstrip().endswith("KeyboardInterrupt")
-
-
-def _processes_of(pid: int) -> list[int]:
-    found = children_of(pid)
-    for child in list(found):
-        found += children_of(child)
-    return found
 
 
 def test_a_forked_copy_of_a_cluster_leaves_its_parents_alone() -> None:

@@ -14,16 +14,17 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from paceline import functions, ps
 from paceline.collection import Collection
 from paceline.core import messages as m
-from paceline.core.errors import PacelineError, SchemaError
+from paceline.core.closing import Closing
+from paceline.core.errors import FunctionError, PacelineError, SchemaError
 from paceline.crew import Crew
-from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine
-from paceline.progress import Mode, progress
+from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine, show
+from paceline.progress import Mode
+from paceline.progress import progress as display
 from paceline.server.loop import LocalServer
 from paceline.session import CAPACITY_BYTES, Session
 from paceline.transports.base import transport
@@ -55,7 +56,7 @@ MOST_AHEAD = 8
 """Items that a worker may have admitted at a time, if they are quick."""
 
 
-class Cluster:
+class Cluster(Closing):
     """Workers, a server for what they share, and this process as the chief. A context manager.
 
     Args:
@@ -87,7 +88,7 @@ class Cluster:
         self._names = itertools.count(1)
         self._collections: list[Collection[Any]] = []
         self._closed = False
-        self._progress = _progress(progress, ticks=engine != "serial")
+        self._progress = display(progress, ticks=engine != "serial")
         self._hosting = _hosting(engine)
         self._crew = Crew(
             self._hosting.engine,
@@ -116,17 +117,6 @@ class Cluster:
 
     def __paceline_handle__(self) -> tuple[str, ...]:
         return ("cluster", "cluster")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def collect(
         self,
@@ -166,8 +156,11 @@ class Cluster:
         if capacity < batch_size:
             raise SchemaError(f"batch_size={batch_size} is outside of 1 to capacity={capacity}")
         stamps = _stamping(version_of, resources)
-        functions.dump(fn)  # by itself first, so that an error speaks of it
-        payload = functions.dump((fn, resources))
+        try:
+            payload = functions.dump((fn, resources))
+        except FunctionError:
+            functions.dump(fn)  # by itself, so that an error speaks of it
+            raise
         name = f"{getattr(fn, '__name__', 'collect')}-{next(self._names)}"
         self.session.connection.call(
             m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes)
@@ -265,7 +258,7 @@ class _ServerWatch(Listener):
         """A server has nothing to say."""
 
     def printed(self, task: Task, line: str, stream: Stream, /) -> None:
-        print(f"[{task.name}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout)
+        show(task, line, stream)
 
     def ended(self, task: Task, how: Exit, /) -> None:
         self._exit = how
@@ -306,9 +299,6 @@ class _Local:
 
 def _hosting(name: str) -> _Launched | _Local:
     return _Local(name) if name in ("serial", "threads") else _Launched(name)
-
-
-_progress = progress
 
 
 def _jobs(workers: int | dict[str, int]) -> dict[str, int]:

@@ -6,14 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from paceline.batches import Batch, assembled
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
+from paceline.core.closing import Closing
 from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WouldBlock
 from paceline.session import Session
 from paceline.worker import Collect
@@ -82,7 +82,7 @@ class Tally:
         return self.waited + (0.0 if since is None else time.monotonic() - since)
 
 
-class Collection(Generic[D]):
+class Collection(Closing, Generic[D]):
     """Batches of what the workers' generators yield. Made by `Cluster.collect`.
 
     Iterate it, or call `next`. Leaving the loop, or `close`, stops the workers' generators.
@@ -120,17 +120,6 @@ class Collection(Generic[D]):
                 yield batch
         finally:
             self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def closed(self) -> bool:

@@ -106,10 +106,7 @@ class Connection:
         """
         if timeout != 0 and self.before_wait is not None:
             self.before_wait()
-        number = next(self._numbers)
-        waiter = _Waiter()
-        self._waiters[number] = waiter
-        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
+        number, waiter, deadline = self._expect(timeout)
         try:
             self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
             return self._settled(self._wait(waiter, deadline))
@@ -125,11 +122,12 @@ class Connection:
         self, request: m.Request[R], buffers: Buffers = (), timeout: float | None = 0.0
     ) -> Pending:
         """Send a request; its reply is taken later."""
-        number = next(self._numbers)
-        waiter = _Waiter()
-        self._waiters[number] = waiter
-        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
-        self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
+        number, waiter, deadline = self._expect(timeout)
+        try:
+            self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
+        except BaseException:
+            self._waiters.pop(number, None)
+            raise
         return Pending(self, number, waiter, deadline)
 
     def await_reply(
@@ -169,6 +167,12 @@ class Connection:
         self._wake_all()
 
     # Waiting
+
+    def _expect(self, timeout: float | None) -> tuple[int, _Waiter, float | None]:
+        """The number of the next request, who waits for its reply, and until when."""
+        number = next(self._numbers)
+        waiter = self._waiters[number] = _Waiter()
+        return number, waiter, None if timeout is None else time.monotonic() + timeout + GRACE
 
     def _send(self, frame: Frame) -> None:
         if self._broken is not None:

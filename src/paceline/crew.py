@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import deque
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.core.errors import Closed, PacelineError, WorkerFailed
-from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec
+from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, show
 from paceline.worker import Collect, Ended, Setup, Started, StopJob, run
 
 _log = logging.getLogger("paceline")
@@ -67,7 +66,6 @@ class Crew(Listener):
         devices: str,
     ) -> None:
         self.seats = [Seat(job, index) for job, count in jobs.items() for index in range(count)]
-        self.restarted = 0
         self._engine = engine
         self._setup = setup
         self._seed = seed
@@ -187,7 +185,7 @@ class Crew(Listener):
         self._note(task, message)
 
     def printed(self, task: Task, line: str, stream: Stream, /) -> None:
-        print(f"[{task.name}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout)
+        show(task, line, stream)
 
     def ended(self, task: Task, how: Exit, /) -> None:
         self._note(task, how)
@@ -304,7 +302,6 @@ class Crew(Listener):
             )
             return False
         seat.restarted_at.append(now)
-        self.restarted += 1
         return True
 
     def _back_off(self, seat: Seat) -> float:

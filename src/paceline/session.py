@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from paceline.connection import Connection, memory
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
+from paceline.core.closing import Closing
 from paceline.core.errors import Disconnected, FunctionError, PacelineError, SchemaError, TimedOut
 from paceline.core.tree import Array
 from paceline.packing import pack
@@ -26,7 +26,7 @@ CAPACITY_BYTES = 1 << 30
 _UNSET: Any = object()
 
 
-class Session:
+class Session(Closing):
     """A session on the server at `target`; without a target it is private and shares nothing.
 
     Any number of threads may use one session; a call that waits never holds up another thread's.
@@ -76,17 +76,6 @@ class Session:
 
     def __paceline_handle__(self) -> tuple[str, ...]:
         return ("session",)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def connection(self) -> Connection:

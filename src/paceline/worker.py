@@ -238,12 +238,11 @@ class Collector:
     def _offer(self, ahead: int) -> None:
         """Hand in what is held, and ask for more; without waiting for the answer."""
         self._settle()
-        held, self._held = self._held, []
         want = max(0, ahead - self._credits)
         limit = None if self._waits and self._credits == 0 else 0.0
-        heads = [head for head, _ in held]
+        heads, blocks = self._take_held()
         request = m.Offer(self._job.collection, heads, want, 0, limit)
-        self._pending = self._connection.post(request, [block for _, block in held], limit)
+        self._pending = self._connection.post(request, blocks, limit)
 
     def step_back(self) -> None:
         """Hand in what is held and give back what was admitted, as the function is about to wait.
@@ -256,11 +255,14 @@ class Collector:
         if threading.get_ident() != self._thread:
             return
         self._settle()
-        heads = [head for head, _ in self._held]
-        blocks = [block for _, block in self._held]
+        heads, blocks = self._take_held()
         request = m.Offer(self._job.collection, heads, 0, self._credits, 0.0)
-        self._held, self._credits = [], 0
+        self._credits = 0
         self._connection.call(request, blocks)
+
+    def _take_held(self) -> tuple[list[m.Head], list[Block | None]]:
+        held, self._held = self._held, []
+        return [head for head, _ in held], [block for _, block in held]
 
     def _settle(self) -> None:
         """Take the answer to the last offer, if there is one to come."""

@@ -79,8 +79,8 @@ class QueueState:
         self._tickets += 1
         return self._tickets
 
-    def check(self, items: list[Item], ticket: int) -> None:
-        """Refuse what can never get in.
+    def check(self, items: list[Item], ticket: int) -> int:
+        """Refuse what can never get in; the bytes of what can.
 
         Raises:
             Closed: it was closed before this ticket was drawn, or pending enqueues were cancelled.
@@ -95,11 +95,11 @@ class QueueState:
                 f" {self.capacity} items and {self.capacity_bytes} bytes at most: enqueue fewer at"
                 " a time, or give it a larger capacity= or capacity_bytes="
             )
+        return size
 
     def enqueue(self, items: list[Item], ticket: int) -> bool | NotYet:
         """Accept all of `items` once there is room for all; raises as `check`."""
-        self.check(items, ticket)
-        size = sum(item.nbytes for item in items)
+        size = self.check(items, ticket)
         if self.stored + len(items) > self.capacity or self.nbytes + size > self.capacity_bytes:
             return NOT_YET
         self.accept(items)

@@ -7,12 +7,12 @@ import json
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 
 from paceline import Batch
+from paceline.core.closing import Closing
 from paceline.demo.cartpole import SOLVED_EPISODES, solved
 from paceline.demo.policy import Params
 
@@ -25,7 +25,7 @@ def missing() -> list[str]:
 
 
 @final
-class Record:
+class Record(Closing):
     """The progress of one run, written to a folder of its own. A context manager.
 
     `metrics.jsonl` grows by a line with each batch; `parameters.npz` and `curve.png` are written at
@@ -44,17 +44,6 @@ class Record:
         self._params: Params = {}
         self._began = time.monotonic()
         self._metrics = (self.folder / "metrics.jsonl").open("w", buffering=1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def mean_return(self) -> float | None:

@@ -1,14 +1,15 @@
 """What an engine is: it starts tasks, carries their messages and output, and ends them."""
 
 import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self, final
+from typing import Any, Literal, Protocol, final
 
-from paceline.core.errors import TimedOut, UnknownName
+from paceline.core.closing import Closing
+from paceline.core.errors import Closed, TimedOut, UnknownName
 
 Stream = Literal["stdout", "stderr"]
 
@@ -98,21 +99,29 @@ class Exit:
 class Task(ABC):
     """A task as its launcher sees it."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._exit: Exit | None = None
+        self._stopping = False
+
+    @final
     @property
-    @abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name it was started under."""
+        return self._name
 
     @property
     @abstractmethod
     def pid(self) -> int | None:
         """The number of the task's process; `None` when it has none of its own."""
 
+    @final
     @property
-    @abstractmethod
     def alive(self) -> bool:
         """False from the moment at which its listener is told that it ended."""
+        return self._exit is None
 
-    @abstractmethod
+    @final
     def send(self, message: object) -> None:
         """Hand `message`, anything that pickles, to the task, and return without waiting for it.
 
@@ -122,6 +131,14 @@ class Task(ABC):
         Raises:
             Closed: the task has ended, or its line was closed by `stop`.
         """
+        if self._exit or self._stopping:
+            why = f"it ended, {self._exit}" if self._exit else "it is being stopped"
+            raise Closed(f"send to {self._name!r}: {why}")
+        self._deliver(message)
+
+    @abstractmethod
+    def _deliver(self, message: object) -> None:
+        """Put `message` on the line to the task."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -143,7 +160,7 @@ class Listener(Protocol):
         """Hear the end: called once, after the task's last message and last line."""
 
 
-class Engine(ABC):
+class Engine(Closing):
     """Starts tasks and owns them until they ended. Closing it ends all of them."""
 
     @abstractmethod
@@ -177,18 +194,10 @@ class Engine(ABC):
         Afterwards no thread, process or descriptor of the engine is left.
         """
 
-    @final
-    def __enter__(self) -> Self:
-        return self
 
-    @final
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+def show(task: Task, line: str, stream: Stream) -> None:
+    """Print a line of a task's output, with its name in front."""
+    print(f"[{task.name}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout)
 
 
 def received(link: Link) -> Generator[bool, None, object]:

@@ -50,7 +50,7 @@ class ProcessTask(Task):
         loop: Loop,
         on_end: Callable[["ProcessTask"], None],
     ) -> None:
-        self._name = spec.name
+        super().__init__(spec.name)
         self._listener = listener
         self._process = process
         self._line = line
@@ -58,9 +58,8 @@ class ProcessTask(Task):
         self._on_end = on_end
         self._frames = Frames()
         self._outbox: deque[memoryview] = deque()
-        self._stopping = self._hanging_up = False
+        self._hanging_up = False
         self._error: str | None = None
-        self._exit: Exit | None = None
         self._told = threading.Event()
         self._open: dict[int, Callable[[], None]] = {}
         self._lines: dict[Stream, Lines] = {"stdout": Lines(), "stderr": Lines()}
@@ -77,24 +76,13 @@ class ProcessTask(Task):
             self.reports_end = True
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._exit is None
 
     def __repr__(self) -> str:
         return f"<ProcessTask {self._name!r}, pid {self.pid}, {self._exit or 'alive'}>"
 
-    def send(self, message: object) -> None:
-        if self._exit or self._stopping:
-            why = f"it ended, {self._exit}" if self._exit else "it is being stopped"
-            raise Closed(f"send to {self._name!r}: {why}")
+    def _deliver(self, message: object) -> None:
         self.queue(pickle.dumps(message, PROTOCOL))
 
     def queue(self, body: bytes) -> None:

@@ -26,7 +26,7 @@ class SerialLink(Link):
     def receive(self, timeout: float | None = None) -> object:
         if self.inbox:
             return self.inbox.popleft()
-        if self._task.stopping:
+        if self._task.hung_up:
             raise EOFError("the launcher closed the line")
         if timeout is None:
             raise WouldBlock("a task waits for its launcher, in the launcher's own thread")
@@ -37,31 +37,23 @@ class SerialTask(Task):
     """A generator that goes on each time it is driven."""
 
     def __init__(self, spec: TaskSpec, listener: Listener) -> None:
-        self.stopping = False
-        self._name = spec.name
+        super().__init__(spec.name)
         self._listener = listener
         self._link = SerialLink(self)
-        self._exit: Exit | None = None
         self._target = spec.target
         self._steps: Iterator[Any] | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def pid(self) -> int | None:
         return None
 
-    @property
-    def alive(self) -> bool:
-        return self._exit is None
-
-    def send(self, message: object) -> None:
-        if self._exit or self.stopping:
-            why = f"it ended, {self._exit}" if self._exit else "it is being stopped"
-            raise Closed(f"send to {self._name!r}: {why}")
+    def _deliver(self, message: object) -> None:
         self._link.inbox.append(message)
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the line was closed."""
+        return self._stopping
 
     def heard(self, message: object) -> None:
         """Hand a message of the task to its listener."""
@@ -90,7 +82,7 @@ class SerialTask(Task):
 
     def stop(self) -> None:
         """Close the line and let the task end by itself."""
-        self.stopping = True
+        self._stopping = True
         while self.drive():
             pass
         self.kill()

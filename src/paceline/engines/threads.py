@@ -40,30 +40,17 @@ class ThreadTask(Task):
     """A thread that runs a target."""
 
     def __init__(self, spec: TaskSpec, listener: Listener) -> None:
-        self._name = spec.name
+        super().__init__(spec.name)
         self._target = spec.target
         self._listener = listener
         self._link = ThreadLink(self)
-        self._exit: Exit | None = None
-        self._stopping = False
         self.thread = threading.Thread(target=self._run, name=f"paceline-{spec.name}", daemon=True)
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def pid(self) -> int | None:
         return None
 
-    @property
-    def alive(self) -> bool:
-        return self._exit is None
-
-    def send(self, message: object) -> None:
-        if self._exit or self._stopping:
-            why = f"it ended, {self._exit}" if self._exit else "it is being stopped"
-            raise Closed(f"send to {self._name!r}: {why}")
+    def _deliver(self, message: object) -> None:
         self._link.inbox.put(message)
 
     def heard(self, message: object) -> None:

@@ -31,18 +31,13 @@ def connect(place: str, secret: bytes, timeout: float | None) -> UnixChannel:
         sock.sendall(client.answer(_exactly(sock, CHALLENGE)))
         client.check(_exactly(sock, VERDICT))
         return UnixChannel(sock, waits=True)
-    except ProtocolError as e:
+    except BaseException as e:
         sock.close()
-        raise Refused(f"unix:{place}: {e}") from e
-    except PacelineError:
-        # Some of them are an OSError too.
-        sock.close()
-        raise
-    except OSError as e:
-        sock.close()
-        raise Disconnected(f"no server at unix:{place} ({e.strerror or e})") from e
-    except BaseException:
-        sock.close()
+        if isinstance(e, ProtocolError):
+            raise Refused(f"unix:{place}: {e}") from e
+        # Some errors of ours are an OSError too.
+        if isinstance(e, OSError) and not isinstance(e, PacelineError):
+            raise Disconnected(f"no server at unix:{place} ({e.strerror or e})") from e
         raise
 
 
