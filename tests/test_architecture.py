@@ -29,7 +29,7 @@ FLOORS: dict[str, int] = {
         4: "variables queues accumulators counters readers barriers replicas operations",
         5: "session supervisor ps",
         6: "worker",
-        7: "collection crew",
+        7: "collection crew hosting",
         8: "progress",
         9: "cluster",
         10: "paceline",  # the public names: only entry points may take them from there

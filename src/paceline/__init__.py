@@ -27,7 +27,7 @@ from paceline.core.errors import (
 from paceline.queues import Queue
 from paceline.session import Session
 from paceline.variables import Snapshot, Variable
-from paceline.worker import Worker
+from paceline.worker.handle import Worker
 
 __all__ = [
     "Batch",

@@ -6,30 +6,23 @@ import enum
 import itertools
 import logging
 import operator
-import os
 import secrets
-import shutil
-import sys
-import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from paceline import functions, ps
+from paceline import functions
 from paceline.collection import Collection
 from paceline.core import messages as m
 from paceline.core.closing import Closing
 from paceline.core.errors import FunctionError, PacelineError, SchemaError
 from paceline.crew import Crew
-from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine, show
+from paceline.hosting import hosting, limits, preflight
 from paceline.progress import Mode
 from paceline.progress import progress as display
-from paceline.server.loop import LocalServer
-from paceline.session import CAPACITY_BYTES, Session
-from paceline.transports.base import transport
+from paceline.session import CAPACITY_BYTES
 from paceline.variables import Variable
-from paceline.worker import Collect, Setup
+from paceline.worker.line import Collect
 
 _log = logging.getLogger("paceline")
 
@@ -42,15 +35,6 @@ class _FirstVariable(enum.Enum):
 
 
 _FIRST_VARIABLE: Any = _FirstVariable.FIRST
-
-GRACE = 2.0
-"""Seconds that processes have to end by themselves."""
-
-NOTICE = 1.0
-"""Seconds within which the end of a server that no longer answers is noticed."""
-
-DESCRIPTORS, DESCRIPTORS_PER_WORKER = 64, 16
-"""Files, sockets and segments that a launcher has open, and those it adds for each worker."""
 
 MOST_AHEAD = 8
 """Items that a worker may have admitted at a time, if they are quick."""
@@ -89,7 +73,7 @@ class Cluster(Closing):
         self._collections: list[Collection[Any]] = []
         self._closed = False
         self._progress = display(progress, ticks=engine != "serial")
-        self._hosting = _hosting(engine)
+        self._hosting = hosting(engine)
         self._crew = Crew(
             self._hosting.engine,
             self._hosting.setup,
@@ -106,7 +90,7 @@ class Cluster(Closing):
         except BaseException:
             self._end()
             raise
-        for warning in preflight(sum(jobs.values()), worker_threads, *_limits()):
+        for warning in preflight(sum(jobs.values()), worker_threads, *limits()):
             _log.warning("%s", warning)
         self.variable = self.session.variable
         self.queue = self.session.queue
@@ -206,101 +190,6 @@ class Cluster(Closing):
         return job
 
 
-class _Launched:
-    """Where the engine starts processes: a server in one of its own, reached over a socket."""
-
-    def __init__(self, name: str) -> None:
-        self.engine = engine(name)
-        self._secret = secrets.token_bytes(32)
-        # A name without a file, where the kernel has such names: nothing to leave behind.
-        self._folder = None if sys.platform == "linux" else tempfile.mkdtemp(prefix="paceline-")
-        self._place = f"{self._folder}/ps" if self._folder else f"@paceline-{secrets.token_hex(8)}"
-        self._task: Task | None = None
-
-    def start(self, on_end: Callable[[], None]) -> None:
-        listener = transport("unix").listen(self._place)
-        try:
-            descriptor = listener.fileno()
-            self._server = _ServerWatch(on_end)
-            spec = TaskSpec("ps:0", ps.run, inherit=(descriptor,))
-            self._task = self.engine.start(spec, self._server)
-            self._task.send(ps.Serve(self._place, descriptor, self._secret))
-        finally:
-            listener.hand_over()
-
-    def setup(self, job: str, index: int, seed: int) -> Setup:
-        return Setup(f"unix:{self._place}", self._secret, job, index, seed, alone=True)
-
-    def chief(self) -> Session:
-        session = Session(f"unix:{self._place}", secret=self._secret, job="chief", index=0)
-        session.connection.explain = self._server.became
-        return session
-
-    def close(self) -> None:
-        try:
-            if self._task is not None:
-                self.engine.stop(self._task, GRACE)
-        finally:
-            self.engine.close(GRACE)
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class _ServerWatch(Listener):
-    """Hears of the server's process."""
-
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self._on_end = on_end
-        self._exit: Exit | None = None
-        self._ended = threading.Event()
-
-    def received(self, task: Task, message: object, /) -> None:
-        """A server has nothing to say."""
-
-    def printed(self, task: Task, line: str, stream: Stream, /) -> None:
-        show(task, line, stream)
-
-    def ended(self, task: Task, how: Exit, /) -> None:
-        self._exit = how
-        self._on_end()
-        self._ended.set()
-
-    def became(self) -> str | None:
-        """What became of a server that no longer answers, if it has ended."""
-        self._ended.wait(NOTICE)
-        if self._exit is None:
-            return None
-        error = f"\n{self._exit.error.rstrip()}" if self._exit.error else ""
-        return f"the server, ps:0, {self._exit.told}{error}"
-
-
-class _Local:
-    """Where everything is in this process: whoever calls the server runs it."""
-
-    def __init__(self, name: str) -> None:
-        self.engine = engine(name)
-        self._server = LocalServer(waits=self.engine.concurrent)
-
-    def start(self, on_end: Callable[[], None]) -> None:
-        """There is nothing to start."""
-
-    def setup(self, job: str, index: int, seed: int) -> Setup:
-        return Setup(None, b"", job, index, seed, self._server.connect)
-
-    def chief(self) -> Session:
-        return Session(job="chief", index=0, channel=self._server.connect())
-
-    def close(self) -> None:
-        if self.engine.concurrent:
-            # Workers that wait for something in the server hear that it has ended.
-            self._server.close()
-        self.engine.close(GRACE)
-
-
-def _hosting(name: str) -> _Launched | _Local:
-    return _Local(name) if name in ("serial", "threads") else _Launched(name)
-
-
 def _jobs(workers: int | dict[str, int]) -> dict[str, int]:
     jobs = workers if isinstance(workers, dict) else {"worker": workers}
     count: Any
@@ -337,28 +226,3 @@ def _stamping(version_of: Any, resources: tuple[Any, ...]) -> str | None:
             )
     found: str | None = version_of
     return found
-
-
-def preflight(workers: int, threads: int, cores: int, descriptors: int) -> list[str]:
-    """What will not fit on this machine, with the numbers; nothing where all does."""
-    found = []
-    if workers * threads > cores:
-        found.append(
-            f"{workers} workers with {threads} threads each on {cores} cores: they will take turns"
-        )
-    needed = DESCRIPTORS + DESCRIPTORS_PER_WORKER * workers
-    if needed > descriptors:
-        found.append(
-            f"{workers} workers need about {needed} file descriptors, {descriptors} are allowed:"
-            " raise the limit (ulimit -n)"
-        )
-    return found
-
-
-def _limits() -> tuple[int, int]:
-    """The cores and file descriptors that this process may use."""
-    if sys.platform == "linux":
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    return cores, os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1 << 20

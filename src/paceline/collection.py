@@ -16,7 +16,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WouldBlock
 from paceline.session import Session
-from paceline.worker import Collect
+from paceline.worker.line import Collect
 
 D = TypeVar("D")
 

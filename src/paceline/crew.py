@@ -14,7 +14,8 @@ import numpy as np
 
 from paceline.core.errors import Closed, PacelineError, WorkerFailed
 from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, show
-from paceline.worker import Collect, Ended, Setup, Started, StopJob, run
+from paceline.worker.life import run
+from paceline.worker.line import Collect, Ended, Setup, Started, StopJob
 
 _log = logging.getLogger("paceline")
 

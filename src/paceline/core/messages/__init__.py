@@ -1,0 +1,179 @@
+"""What travels in a frame's header. A request carries the type of its reply."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from paceline.core import errors
+from paceline.core.messages.collections import (
+    CollectionStats,
+    Delivered,
+    Drain,
+    EndCollection,
+    Next,
+    Offer,
+    OpenCollection,
+)
+from paceline.core.messages.members import (
+    Cancel,
+    Join,
+    Leave,
+    Resources,
+    Stop,
+)
+from paceline.core.messages.queues import (
+    CloseQueue,
+    DefineQueue,
+    Dequeue,
+    Enqueue,
+    FindQueue,
+    QueueStats,
+    Receipt,
+)
+from paceline.core.messages.replies import (
+    NO_VERSION,
+    Count,
+    Defined,
+    Done,
+    Failed,
+    Granted,
+    Head,
+    Items,
+    Joined,
+    Message,
+    R,
+    Reply,
+    Request,
+    Text,
+    Value,
+    Version,
+)
+from paceline.core.messages.variables import (
+    Add,
+    Assign,
+    Await,
+    Define,
+    Read,
+)
+
+__all__ = [
+    "NO_VERSION",
+    "Add",
+    "Assign",
+    "Await",
+    "Cancel",
+    "CloseQueue",
+    "CollectionStats",
+    "Count",
+    "Define",
+    "DefineQueue",
+    "Defined",
+    "Delivered",
+    "Dequeue",
+    "Done",
+    "Drain",
+    "EndCollection",
+    "Enqueue",
+    "Failed",
+    "FindQueue",
+    "Granted",
+    "Head",
+    "Items",
+    "Join",
+    "Joined",
+    "Leave",
+    "Message",
+    "Next",
+    "Offer",
+    "OpenCollection",
+    "QueueStats",
+    "R",
+    "Read",
+    "Receipt",
+    "Reply",
+    "Request",
+    "Requests",
+    "Resources",
+    "Stop",
+    "Text",
+    "Value",
+    "Version",
+    "decode_reply",
+    "decode_request",
+    "encode",
+    "failure",
+    "revived",
+]
+
+Requests: TypeAlias = (
+    Join
+    | Leave
+    | Cancel
+    | Resources
+    | Stop
+    | Define
+    | Await
+    | Assign
+    | Add
+    | Read
+    | DefineQueue
+    | FindQueue
+    | Enqueue
+    | Dequeue
+    | Receipt
+    | CloseQueue
+    | QueueStats
+    | OpenCollection
+    | Offer
+    | Next
+    | EndCollection
+    | Drain
+    | Delivered
+    | CollectionStats
+)
+
+encode = msgspec.msgpack.Encoder().encode
+_request = msgspec.msgpack.Decoder(Requests)
+_reply = msgspec.msgpack.Decoder(Reply)
+
+
+def decode_request(data: bytes) -> Request[Any]:
+    """Decode a request's header.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return _request.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as e:
+        raise errors.ProtocolError(f"{len(data)} bytes are not a request: {e}") from e
+
+
+def decode_reply(data: bytes) -> Any:
+    """Decode a reply's header.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return _reply.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as e:
+        raise errors.ProtocolError(f"{len(data)} bytes are not a reply: {e}") from e
+
+
+def failure(error: Exception) -> Failed:
+    """An error as it travels: its class by name, and its text."""
+    known = type(error).__name__
+    if isinstance(error, errors.PacelineError):
+        return Failed(known, str(error))
+    return Failed("PacelineError", f"{known}: {error}")
+
+
+def revived(failed: Failed) -> errors.PacelineError:
+    """The error that a reply stands for."""
+    kind = getattr(errors, failed.code, errors.PacelineError)
+    if not (isinstance(kind, type) and issubclass(kind, errors.PacelineError)):
+        kind = errors.PacelineError
+    return kind(failed.text)

@@ -1,0 +1,64 @@
+"""Requests to collections."""
+
+from __future__ import annotations
+
+from paceline.core.messages.replies import Count, Done, Granted, Head, Items, Request, Text
+
+
+class OpenCollection(Request[Done], tag=30, frozen=True, gc=False):
+    """Make the queue and the pace of one collection."""
+
+    name: str
+    variable: str | None
+    batch_size: int
+    max_lag: int | None
+    capacity: int
+    capacity_bytes: int
+
+
+class Offer(Request[Granted], tag=31, frozen=True, gc=False):
+    """Hand in finished items and ask to start up to `want` more.
+
+    `abandoned` counts admissions that ended without an item. The items are taken at once; the
+    reply waits until at least one more may start, or for `timeout`.
+    """
+
+    name: str
+    items: list[Head]
+    want: Count
+    abandoned: Count
+    timeout: float | None
+
+
+class Next(Request[Items], tag=32, frozen=True, gc=False):
+    """The trainer asks for its next batch; with `retry` it still asks for the same one."""
+
+    name: str
+    retry: bool
+    timeout: float | None
+
+
+class EndCollection(Request[Done], tag=33, frozen=True, gc=False):
+    """Stop its workers and drop what is left."""
+
+    name: str
+
+
+class Drain(Request[Done], tag=35, frozen=True, gc=False):
+    """Every worker's function has returned: what is left is all there will be."""
+
+    name: str
+
+
+class Delivered(Request[Done], tag=36, frozen=True, gc=False):
+    """One way: the trainer has its batch, or gives it back."""
+
+    name: str
+    delivery: int
+    returned: bool = False
+
+
+class CollectionStats(Request[Text], tag=34, frozen=True, gc=False):
+    """A collection's counters."""
+
+    name: str

@@ -1,0 +1,58 @@
+"""Requests to queues."""
+
+from __future__ import annotations
+
+from paceline.core.messages.replies import Done, Head, Items, Request, Text
+
+
+class DefineQueue(Request[Done], tag=20, frozen=True, gc=False):
+    """Make a queue, or find the one of the same definition."""
+
+    name: str
+    capacity: int
+    capacity_bytes: int
+
+
+class FindQueue(Request[Text], tag=21, frozen=True, gc=False):
+    """Wait until a queue is there; its definition."""
+
+    name: str
+    timeout: float | None
+
+
+class Enqueue(Request[Done], tag=22, frozen=True, gc=False):
+    """Add items, all or none, once there is room for all."""
+
+    name: str
+    items: list[Head]
+    timeout: float | None
+
+
+class Dequeue(Request[Items], tag=23, frozen=True, gc=False):
+    """Take `least` to `most` items in one step, once `least` are there."""
+
+    name: str
+    least: int
+    most: int
+    timeout: float | None
+
+
+class Receipt(Request[Done], tag=24, frozen=True, gc=False):
+    """One way: what became of a delivery. `returned` puts its items back at the head."""
+
+    name: str
+    delivery: int
+    returned: bool = False
+
+
+class CloseQueue(Request[Done], tag=25, frozen=True, gc=False):
+    """No new items; with `cancel` pending enqueues end too."""
+
+    name: str
+    cancel: bool
+
+
+class QueueStats(Request[Text], tag=26, frozen=True, gc=False):
+    """A queue's counters."""
+
+    name: str

@@ -1,0 +1,96 @@
+"""What a server answers with, and what all messages have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+R = TypeVar("R")
+
+NO_VERSION = -1
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+"""A number that would turn a ledger around if a peer sent it with a minus; decoding refuses it."""
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of all messages: compact on the wire, immutable in memory."""
+
+
+class Head(Message, frozen=True, gc=False):
+    """A tree without its arrays, which lie in the buffer at the same place of the frame's list."""
+
+    layout: bytes
+    values: list[Any]
+    version: int = NO_VERSION
+    metrics: dict[str, list[float]] | None = None
+
+
+class Request(Message, Generic[R], frozen=True, gc=False):
+    """A question to a server; `R` is what it answers with."""
+
+
+class Done(Message, tag=100, frozen=True, gc=False):
+    """It has been done."""
+
+
+class Version(Message, tag=101, frozen=True, gc=False):
+    """The version that now is."""
+
+    version: int
+
+
+class Value(Message, tag=102, frozen=True, gc=False):
+    """A variable's tree at one version; its arrays are in the frame's buffer."""
+
+    version: int
+    layout: bytes
+    values: list[Any]
+
+
+class Defined(Message, tag=103, frozen=True, gc=False):
+    """A variable is there. `word` is its place on the board, which may come as a buffer."""
+
+    version: int
+    word: int
+    fresh: bool
+
+
+class Items(Message, tag=104, frozen=True, gc=False):
+    """Items taken from a queue, to be receipted under `delivery`; buffers in the same order."""
+
+    delivery: int
+    items: list[Head]
+    lags: list[int] = []
+    producers: list[str] = []
+
+
+class Granted(Message, tag=105, frozen=True, gc=False):
+    """How many more items may be started; 0 when the wait ended without one."""
+
+    items: int
+
+
+class Text(Message, tag=106, frozen=True, gc=False):
+    """Names or counters, as JSON would hold them."""
+
+    content: Any
+
+
+class Failed(Message, tag=107, frozen=True, gc=False):
+    """The request failed; `code` is the error's class."""
+
+    code: str
+    text: str
+
+
+class Joined(Message, tag=108, frozen=True, gc=False):
+    """The session is a member; the number is its own."""
+
+    session: int
+    index: int
+    epoch: int
+
+
+Reply: TypeAlias = Done | Version | Value | Defined | Items | Granted | Text | Failed | Joined

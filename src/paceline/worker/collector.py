@@ -1,0 +1,180 @@
+"""Runs a generator in a worker and offers what it yields."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from typing import Any
+
+from paceline.connection import Pending
+from paceline.core import messages as m
+from paceline.core.errors import FunctionError, PacelineError, SchemaError, TimedOut
+from paceline.core.versions import count_of
+from paceline.packing import pack
+from paceline.transports.base import Block
+from paceline.variables import Variable
+from paceline.worker.handle import Worker, takes_worker
+from paceline.worker.line import Collect
+
+QUICK = 0.002
+"""Seconds: a worker that makes all the items it may have ahead in less has them ahead."""
+
+
+class Collector:
+    """Runs one generator function and offers its items, starting each only when admitted."""
+
+    def __init__(
+        self, worker: Worker, job: Collect, fn: Any, resources: tuple[Any, ...], *, waits: bool
+    ) -> None:
+        self.items = 0
+        self._waits = waits
+        self._worker = worker
+        self._job = job
+        self._name = getattr(fn, "__name__", "the function")
+        self._connection = worker.session.connection
+        self._stamp = _stamping(resources, job.version_of)
+        self._made = _generator(fn, resources, worker)
+        self._credits = 0
+        self._longest = QUICK
+        self._held: list[tuple[m.Head, Block | None]] = []
+        self._pending: Pending | None = None
+        self._thread = threading.get_ident()
+        self._connection.before_wait = self.step_back
+
+    def steps(self) -> Generator[bool, None, None]:
+        """Go on until the function or its collection has ended."""
+        try:
+            while True:
+                yield from self._admitted()
+                began = time.perf_counter()
+                try:
+                    item = next(self._made)
+                except StopIteration:
+                    break
+                took = time.perf_counter() - began
+                self._longest = max(took, 0.9 * self._longest)
+                # It may have been given back while the function waited.
+                yield from self._admitted()
+                self._hold(item)
+                if self._credits == 0 or len(self._held) >= self._ahead // 2:
+                    self._offer(self._ahead)
+                yield True
+        finally:
+            self._connection.before_wait = None
+            close = getattr(self._made, "close", None)
+            if close is not None:
+                close()
+            with suppress(PacelineError):
+                self.step_back()
+        if self.items == 0:
+            raise FunctionError(
+                f"{self._name} returned without yielding an item; it should yield items for as long"
+                " as it is asked (`while True: ... yield item`)"
+            )
+
+    @property
+    def _ahead(self) -> int:
+        """How many items to have admitted at a time; one where items take long."""
+        return self._job.ahead if self._longest * self._job.ahead < QUICK else 1
+
+    def _admitted(self) -> Generator[bool, None, None]:
+        self._settle()
+        while self._credits == 0:
+            self._offer(self._ahead)
+            self._settle()
+            if self._credits == 0 and not self._waits:
+                yield False
+
+    def _hold(self, item: Any) -> None:
+        version = self._stamped()
+        what = f"item {self.items} of {self._name}"
+        arena, logged = self._connection.arena, self._worker.take_logged()
+        try:
+            self._held.append(pack(arena, item, what, version, logged))
+        except SchemaError as e:
+            raise SchemaError(f"{e} (yielded at {_place(self._made)})") from None
+        self.items += 1
+        self._credits -= 1
+
+    def _offer(self, ahead: int) -> None:
+        """Hand in what is held, and ask for more; without waiting for the answer."""
+        self._settle()
+        want = max(0, ahead - self._credits)
+        limit = None if self._waits and self._credits == 0 else 0.0
+        heads, blocks = self._take_held()
+        request = m.Offer(self._job.collection, heads, want, 0, limit)
+        self._pending = self._connection.post(request, blocks, limit)
+
+    def step_back(self) -> None:
+        """Hand in what is held and give back what was admitted, as the function is about to wait.
+
+        It may wait for what comes of its own items, or of other workers'.
+
+        Raises:
+            Closed: the collection has ended, and with it all waits for it.
+        """
+        if threading.get_ident() != self._thread:
+            return
+        self._settle()
+        heads, blocks = self._take_held()
+        request = m.Offer(self._job.collection, heads, 0, self._credits, 0.0)
+        self._credits = 0
+        self._connection.call(request, blocks)
+
+    def _take_held(self) -> tuple[list[m.Head], list[Block | None]]:
+        held, self._held = self._held, []
+        return [head for head, _ in held], [block for _, block in held]
+
+    def _settle(self) -> None:
+        """Take the answer to the last offer, if there is one to come."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        with suppress(TimedOut):
+            reply, _ = pending.result()
+            self._credits += reply.items
+
+    def _stamped(self) -> int:
+        if self._stamp is None:
+            return m.NO_VERSION
+        first, self._stamp.first_read = self._stamp.first_read, None
+        version = self._stamp.held if first is None else first
+        if version is None:
+            raise FunctionError(
+                f"{self._name} yielded an item without ever reading '{self._stamp.name}', so nobody"
+                " knows with which version it was made; read it first (read or read_into), or say"
+                " version_of=None to collect"
+            )
+        return version
+
+    def where(self) -> str:
+        """How far it got, as part of a message."""
+        held = "none" if self._stamp is None else self._stamp.held
+        version = count_of(held) if isinstance(held, int) else held
+        return f"seed {self._worker.seed}, item {self.items}, parameters' version {version}"
+
+
+def _generator(fn: Any, resources: tuple[Any, ...], worker: Worker) -> Iterator[Any]:
+    made = fn(*resources, worker=worker) if takes_worker(fn) else fn(*resources)
+    if not hasattr(made, "__next__"):
+        raise FunctionError(
+            f"{getattr(fn, '__name__', fn)} returned a {type(made).__name__}; to be collected from,"
+            " a function yields its items (a generator function)"
+        )
+    iterator: Iterator[Any] = made
+    return iterator
+
+
+def _place(made: Iterator[Any]) -> str:
+    """Where a generator stands, as part of a message."""
+    frame = getattr(made, "gi_frame", None)
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _stamping(resources: tuple[Any, ...], version_of: str | None) -> Variable[Any] | None:
+    for resource in resources:
+        if isinstance(resource, Variable) and resource.name == version_of:
+            return resource
+    return None

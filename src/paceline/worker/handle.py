@@ -1,0 +1,87 @@
+"""What a function learns of the worker that it runs in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from paceline.core.errors import TimedOut
+from paceline.engines.base import Link
+from paceline.session import Session
+from paceline.worker.line import Ended, Setup, StopJob
+
+
+class Worker:
+    """What a function learns of the worker that it runs in.
+
+    Attributes:
+        job, index: its task.
+        seed: for random numbers; it differs between workers, and after a restart.
+        session: its session, to find other variables and queues.
+    """
+
+    def __init__(self, setup: Setup, session: Session, link: Link) -> None:
+        self.job = setup.job
+        self.index = setup.index
+        self.seed = setup.seed
+        self.session = session
+        self._link = link
+        self.later: list[object] = []
+        self._logged: dict[str, list[float]] = {}
+        self._stopped: set[str] = set()
+        self._current = ""
+        self._hung_up = False
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.job}:{self.index}, seed {self.seed}>"
+
+    def log(self, **metrics: float) -> None:
+        """Note numbers that travel with the next item: `batch.metrics`, and the progress line.
+
+        Under one name several values may be noted for one item. `steps` is summed up and shown as a
+        rate; of other names the progress line shows the mean of the newest.
+        """
+        for name, value in metrics.items():
+            self._logged.setdefault(name, []).append(float(value))
+
+    def should_stop(self) -> bool:
+        """Whether the trainer no longer wants items; a function that takes long can look."""
+        self._listen()
+        stopped = self._hung_up or self._current in self._stopped
+        return stopped or not self.session.connection.alive()
+
+    def take_logged(self) -> dict[str, list[float]] | None:
+        """What was noted since the last item."""
+        logged, self._logged = self._logged, {}
+        return logged or None
+
+    def begin(self, collection: str) -> None:
+        """A function starts."""
+        self._current = collection
+        self._logged = {}
+
+    def report(self, ended: Ended) -> None:
+        """Tell the launcher how a function ended."""
+        self._link.send(ended)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._link.receive(0)
+                if isinstance(message, StopJob):
+                    self._stopped.add(message.collection)
+                else:
+                    self.later.append(message)
+        except TimedOut:
+            return
+        except EOFError:
+            self._hung_up = True
+
+
+def takes_worker(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` has a parameter named `worker`."""
+    try:
+        return "worker" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,86 @@
+"""A worker's life: it waits for a function, runs it, and tells its launcher how it went."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import traceback
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from paceline import functions
+from paceline.core import messages as m
+from paceline.core.errors import Closed, FunctionError, SchemaError, WouldBlock
+from paceline.engines.base import Link, received
+from paceline.session import Session
+from paceline.worker.collector import Collector
+from paceline.worker.handle import Worker
+from paceline.worker.line import Collect, Ended, Setup, Started
+
+
+def run(link: Link) -> Generator[bool, None, None]:
+    """A worker's life. It yields whether it did something, whenever another could have its turn."""
+    session: Session | None = None
+    try:
+        setup = yield from received(link)
+        assert isinstance(setup, Setup)
+        if setup.alone:
+            random.seed(setup.seed)
+            np.random.seed(setup.seed % (1 << 32))
+        channel = setup.channel() if setup.channel is not None else None
+        session = Session(
+            setup.target, secret=setup.secret, job=setup.job, index=setup.index, channel=channel
+        )
+        worker = Worker(setup, session, link)
+        link.send(Started())
+        while True:
+            job = worker.later.pop(0) if worker.later else (yield from received(link))
+            if isinstance(job, Collect):
+                yield from _collect(worker, job, setup.alone, link.waits)
+    except EOFError:
+        # The launcher is gone, or wants no more of us.
+        return
+    finally:
+        if session is not None:
+            session.close()
+
+
+def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generator[bool, None, None]:
+    collector: Collector | None = None
+    error: str | None = None
+    hopeless = False
+    worker.begin(job.collection)
+    try:
+        # From now on it waits for this collection, and as long as there is one.
+        worker.session.connection.call(m.Offer(job.collection, [], 0, 0, 0.0))
+        # One handle for each name, so that a read through any of its mentions stamps.
+        loaded: Any = functions.load(job.payload, functools.cache(worker.session.handle))
+        fn, resources = loaded
+        if alone:
+            _seed_framework(worker.seed)
+        collector = Collector(worker, job, fn, resources, waits=waits)
+        yield from collector.steps()
+    except Closed:
+        # The collection has ended; a queue of the user's that was closed ends the function too.
+        pass
+    except FunctionError as e:
+        error, hopeless = f"FunctionError: {e}", True
+    except (WouldBlock, SchemaError):
+        error, hopeless = traceback.format_exc().rstrip(), True
+    except Exception:
+        if not worker.session.connection.alive():
+            # Whatever else it says: without a server this process is of no use.
+            raise
+        where = f"\n({collector.where()})" if collector else ""
+        error, hopeless = traceback.format_exc().rstrip() + where, collector is None
+    worker.report(Ended(job.collection, collector.items if collector else 0, error, hopeless))
+    yield True
+
+
+def _seed_framework(seed: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)

@@ -1,0 +1,62 @@
+"""What a launcher and a worker tell each other over their private line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.transports.base import Channel
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A worker's first message: who it is, and where the server is.
+
+    `alone`: in an interpreter of its own, whose random numbers it may seed.
+    """
+
+    target: str | None
+    secret: bytes
+    job: str
+    index: int
+    seed: int
+    channel: Callable[[], Channel] | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Run a generator function, and offer what it yields. `payload` is (fn, resources).
+
+    A worker with quick items may have up to `ahead` of them admitted at a time.
+    """
+
+    collection: str
+    payload: bytes
+    version_of: str | None
+    ahead: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """End the function of that collection at its next step."""
+
+    collection: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker is a member and runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a function ended: of itself, because its collection did, or with an error.
+
+    `hopeless` says that it would end in the same way again.
+    """
+
+    collection: str
+    items: int
+    error: str | None = None
+    hopeless: bool = False
