@@ -1,6 +1,7 @@
 # make demo      train CartPole in an environment of its own (.venv)
 # make test      run the tests of the core and of torch
 # make test-all  run every test, those of the heavy frameworks too
+# make docs      build the documentation into build/docs; a broken link is an error
 # make check     format, lint, types, architecture, tests: what CI checks
 #
 # PYTHON=python3.12 chooses the interpreter; ARGS="-k queue" goes to pytest or to the demo.
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all check static format-check lint types architecture format clean
+.PHONY: help demo test test-all docs check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
 help:
@@ -25,6 +26,10 @@ test: $(VENV)/test.stamp
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-all: test
+
+docs: $(VENV)/docs.stamp
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo "open build/docs/index.html"
 
 check: static test
 

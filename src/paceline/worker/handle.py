@@ -16,7 +16,8 @@ class Worker:
     """What a function learns of the worker that it runs in.
 
     Attributes:
-        job, index: its task.
+        job: the group of workers that it belongs to.
+        index: its number among them, from 0.
         seed: for random numbers; it differs between workers, and after a restart.
         session: its session, to find other variables and queues.
     """
