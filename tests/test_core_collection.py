@@ -187,6 +187,6 @@ def test_when_all_functions_have_returned_the_rest_is_no_batch() -> None:
     state.admit("w", 1)
     hand_in(state, "w", EPOCH + 1)
     assert state.next(retry=False) is NOT_YET
-    state.draining = True
+    state.drain("trainer")
     with pytest.raises(Closed, match=r"every worker's function has returned, 1 items are left"):
         state.next(retry=True)

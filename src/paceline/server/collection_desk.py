@@ -8,6 +8,7 @@ from paceline.core import messages as m
 from paceline.core.collection_state import CollectionState
 from paceline.core.errors import SchemaError, UnknownName
 from paceline.core.queue_state import QueueState
+from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET
 from paceline.server.queue_desk import handed_out, received
 from paceline.server.service import Desk, Handler, Peer, Service, checked_name
@@ -24,7 +25,7 @@ class CollectionDesk(Desk):
     def __init__(self, service: Service) -> None:
         self._service = service
         self._variables: VariableDesk = service.desk(VariableDesk)
-        self.states: dict[str, CollectionState] = {}
+        self.states: dict[str, Schedule] = {}
         # What each worker makes items for: one collection at a time.
         self._makes: dict[Peer, str] = {}
 
@@ -50,7 +51,7 @@ class CollectionDesk(Desk):
                 state.give_up()
             self._changed(name)
 
-    def _collection(self, name: str) -> CollectionState:
+    def _collection(self, name: str) -> Schedule:
         found = self.states.get(name)
         if found is None:
             raise UnknownName(f"no collection '{name}'; there are {sorted(self.states)}")
@@ -141,7 +142,7 @@ class CollectionDesk(Desk):
         self._changed(request.name)
 
     def _drain(self, peer: Peer, request: m.Drain, frame: Frame) -> None:
-        self._collection(request.name).draining = True
+        self._collection(request.name).drain(peer)
         self._changed(request.name)
         self._service.answer(peer, frame.request, m.Done())
 

@@ -1,0 +1,150 @@
+"""What the trainer of one collection and its workers agree on, whoever may start an item when."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from paceline.core import versions
+from paceline.core.errors import Closed, ProtocolError
+from paceline.core.queue_state import Item, QueueState
+from paceline.core.waiting import NOT_YET, NotYet
+
+
+class Schedule(ABC):
+    """One collection: its queue, and the items that its workers were admitted to make.
+
+    `current` gives the version that lag is measured against, `None` when nothing is stamped.
+    """
+
+    def __init__(
+        self, queue: QueueState, batch_size: int, current: Callable[[], int] | None
+    ) -> None:
+        self.queue = queue
+        self.batch_size = batch_size
+        self.started = 0
+        self.finished = 0
+        self.trainer_waits = False
+        self.max_lag_seen = 0
+        self._current = current
+        self._outstanding: dict[object, int] = {}
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """How many batches ahead workers may start."""
+
+    @abstractmethod
+    def next(self, *, retry: bool) -> tuple[list[Item], list[int]] | NotYet:
+        """The items of the trainer's next batch, and their lags. `retry`: still the same ask.
+
+        Raises:
+            Closed: the collection has ended, or what is missing will never be handed in.
+        """
+
+    @abstractmethod
+    def drain(self, peer: object) -> None:
+        """There will be no more items: of this worker, or, if it is the trainer, of any."""
+
+    @abstractmethod
+    def _room(self, worker: object) -> int:
+        """How many items `worker` may start now."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended and nobody holds anything of it."""
+        return self.queue.closed and self.queue.stored == self.queue.size and self.running == 0
+
+    @property
+    def running(self) -> int:
+        """Items admitted and not yet handed in."""
+        return sum(self._outstanding.values())
+
+    def admit(self, worker: object, want: int) -> int | NotYet:
+        """How many items `worker` may start now, up to `want`.
+
+        Raises:
+            Closed: the collection has ended.
+        """
+        self.check_open()
+        room = self._room(worker)
+        if room <= 0:
+            return NOT_YET
+        granted = min(want, room)
+        self.started += granted
+        self._outstanding[worker] = self._outstanding.get(worker, 0) + granted
+        return granted
+
+    def check_open(self) -> None:
+        """Raise `Closed` if the collection has ended."""
+        if self.queue.closed:
+            raise self.ended()
+
+    def ended(self) -> Closed:
+        """What those are told who still make items for it."""
+        return Closed(f"collection '{self.queue.name}' has ended")
+
+    def offer(self, worker: object, items: list[Item], abandoned: int) -> None:
+        """Take in finished items; `abandoned` admissions ended without one.
+
+        Raises:
+            ProtocolError: more has ended than was admitted.
+        """
+        held = self._outstanding.get(worker, 0)
+        if len(items) + abandoned > held:
+            raise ProtocolError(
+                f"offer to collection '{self.queue.name}': {len(items)} items and {abandoned}"
+                f" abandoned ones, but {held} were admitted"
+            )
+        self._outstanding[worker] = held - len(items) - abandoned
+        self.started -= abandoned
+        self.queue.accept(items)
+        if self.queue.closed:
+            self._drop_rest()
+
+    def give_up(self) -> None:
+        """The trainer's wait ended without a batch; its next ask is the same one."""
+        self.trainer_waits = False
+
+    def lost(self, peer: object) -> None:
+        """A worker or the trainer is gone; what it had started never ends in an item."""
+        self.started -= self._outstanding.pop(peer, 0)
+        self.queue.lost(peer)
+        if self.queue.closed:
+            self._drop_rest()
+
+    def end(self) -> None:
+        """Refuse everything from now on; what is stored is dropped."""
+        self.queue.close(cancel=True)
+        self._drop_rest()
+
+    def _drop(self, items: list[Item], reason: str) -> None:
+        self.queue.drop(items, reason)
+        self.started -= len(items)
+
+    def _drop_rest(self) -> None:
+        self._drop(self.queue.sift(lambda item: False), "closed")
+
+    def _lags(self, items: list[Item]) -> list[int]:
+        lags = [self._lag(item) or 0 for item in items] if self._current else []
+        self.max_lag_seen = max(self.max_lag_seen, *lags, 0)
+        return lags
+
+    def _lag(self, item: Item) -> int | None:
+        assert self._current is not None
+        return versions.lag(self._current(), item.head.version)
+
+    def stats(self) -> dict[str, Any]:
+        """The counters, as plain data."""
+        return self.queue.stats() | {
+            "started": self.started,
+            "finished": self.finished,
+            "running": self.running,
+            "workers_making": sum(count > 0 for count in self._outstanding.values()),
+            "batch_size": self.batch_size,
+            "depth": self.depth,
+            "trainer_waits": self.trainer_waits,
+            "max_lag_seen": self.max_lag_seen,
+            "version": versions.count_of(self._current()) if self._current else None,
+        }
