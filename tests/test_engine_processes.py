@@ -218,6 +218,7 @@ def test_threads_and_accelerators_are_set_before_numpy_is_imported(
     expected = {
         "OMP_NUM_THREADS": "3",
         "OPENBLAS_NUM_THREADS": "3",
+        "PJRT_NPROC": "3",
         "MKL_NUM_THREADS": "5",
         "MINE": "x",
         "CUDA_VISIBLE_DEVICES": "",

@@ -26,6 +26,7 @@ _THREADS = (
     "NUMEXPR_NUM_THREADS",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
+    "PJRT_NPROC",  # XLA's pools on the CPU; it has no flag for them
     "VECLIB_MAXIMUM_THREADS",
 )
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -62,7 +63,7 @@ class TaskSpec:
     A target may be a generator function, which yields whether it did something whenever another
     task may have its turn. An engine whose tasks share a thread needs that; others run it through.
 
-    The name is put in front of the task's output. `threads` bounds those of BLAS and OpenMP.
+    The name is put in front of the task's output. `threads` bounds those of BLAS, OpenMP and XLA.
     `devices` are the accelerators that the task sees, as in `CUDA_VISIBLE_DEVICES`. `env` adds
     variables of the environment and wins over what the rest would set. The descriptors in
     `inherit` stay open in the task under their numbers, where the task is a process.
