@@ -1,6 +1,6 @@
 # make demo      train CartPole in an environment of its own (.venv)
 # make test      run the tests of the core and of torch
-# make test-all  run every test, those of the heavy frameworks too
+# make test-all  run every test, those of the heavy frameworks (JAX) too
 # make docs      build the documentation into build/docs; a broken link is an error
 # make check     format, lint, types, architecture, tests: what CI checks
 #
@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all docs check static format-check lint types architecture format clean
+.PHONY: help demo test test-heavy test-all docs check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
 help:
@@ -25,7 +25,10 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/test.stamp
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-all: test
+test-heavy: $(VENV)/heavy.stamp
+	@$(BIN)/python -m pytest tests/heavy $(ARGS)
+
+test-all: test test-heavy
 
 docs: $(VENV)/docs.stamp
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
