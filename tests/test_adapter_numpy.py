@@ -17,6 +17,7 @@ from paceline.adapters.base import (
     convert,
     fingerprint,
     read_into,
+    rebuild,
 )
 from paceline.core.errors import SchemaError, UnknownName, Unsupported
 from paceline.core.tree import BFLOAT16, Array, Tree
@@ -156,6 +157,20 @@ def test_an_odd_leaf_is_named_before_anything_changes(target: Any, tree: Any, me
     assert first.tolist() == [0, 0, 0]
 
 
+def test_rebuild_gives_containers_and_checks_arrays() -> None:
+    source = np.ones(3)
+    made: Any = rebuild(
+        {"p": (source, source), "n": 1}, {"p": Pair(np.zeros(3), np.zeros(3)), "n": None}
+    )
+    assert isinstance(made["p"], Pair)
+    assert made["p"].w is made["p"].b is source
+    assert made["n"] == 1
+    with pytest.raises(
+        SchemaError, match=r"^read 'v': leaf \$\.p\[0\] is float32\[3\], declared float64\[3\]$"
+    ):
+        rebuild({"p": (source,)}, {"p": (np.zeros(3, np.float32),)}, "read 'v'")
+
+
 def test_what_no_adapter_owns_is_left_as_it_is() -> None:
     odd = {1}
     assert adapter_for(odd) is None
@@ -171,7 +186,8 @@ def test_an_array_in_the_tree_leaves_no_telling_whether_it_changed() -> None:
 def test_adapters_are_found_by_name() -> None:
     assert adapter("numpy") is ADAPTER
     assert adapter_for(np.zeros(3)) is ADAPTER
-    with pytest.raises(UnknownName, match=r"^no adapter 'torhc'; there are \['numpy', 'torch'\]"):
+    known = r"\['jax', 'numpy', 'torch'\]"
+    with pytest.raises(UnknownName, match=rf"^no adapter 'torhc'; there are {known}"):
         adapter("torhc")
 
 

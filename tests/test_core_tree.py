@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from paceline.core import tree as trees
 from paceline.core.errors import SchemaError
+from paceline.core.like import rebuild
 from paceline.core.stacking import row, stack
 
 settings.register_profile("suite", deadline=None, max_examples=60)
@@ -120,13 +121,22 @@ def test_named_tuples_and_dataclasses_travel_and_are_rebuilt_when_declared() -> 
     back = round_trip(tree)
     assert type(back["p"]) is tuple
     assert type(back["d"]) is dict
-    again = trees.rebuild(back, tree)
+    again = rebuild(back, tree)
     assert isinstance(again["p"], Point)
     assert again["d"] == Pair(2, [3])
     with pytest.raises(
         SchemaError, match=r"^\$\.d is a dict of \['left', 'right'\], wanted a dict"
     ):
-        trees.rebuild(back, {"p": back["p"], "d": {"left": 1}})
+        rebuild(back, {"p": back["p"], "d": {"left": 1}})
+
+
+def test_a_subclass_of_dict_is_rebuilt_in_its_own_order() -> None:
+    like = OrderedDict(b=Point(0, 0), a=0)
+    again = rebuild({"a": 1, "b": (2, 3)}, like)
+    assert list(again.items()) == [("b", Point(2, 3)), ("a", 1)]
+    assert type(again) is OrderedDict
+    assert like == OrderedDict(b=Point(0, 0), a=0)
+    assert rebuild({"a": 1}, defaultdict(list, a=0))["new"] == []
 
 
 @pytest.mark.parametrize(

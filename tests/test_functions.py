@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,36 @@ def test_tensors_and_modules_outside_the_cpu_are_refused() -> None:
     assert refused(lambda: net) == (
         "<lambda> cannot be sent to a worker: captured variable 'net' is a torch module on meta; "
         "create it inside the function"
+    )
+
+
+class Device:
+    def __init__(self, platform: str, number: int) -> None:
+        self.platform = platform
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"{self.platform}:{self.number}"
+
+
+class JaxArray:
+    """As much of a JAX array as tells where it is."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.where = devices
+
+    def devices(self) -> set[Device]:
+        return set(self.where)
+
+
+def test_jax_arrays_outside_the_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.SimpleNamespace(Array=JaxArray, core=types.SimpleNamespace(Tracer=type(None)))
+    monkeypatch.setitem(sys.modules, "jax", module)
+    here, there = JaxArray(Device("cpu", 0)), JaxArray(Device("cuda", 1), Device("cuda", 0))
+    assert isinstance(through(lambda: here)(), JaxArray)
+    assert refused(lambda: [there]) == (
+        "<lambda> cannot be sent to a worker: captured variable 'there' is a JAX array on cuda:0, "
+        "cuda:1; send a copy of it on the CPU"
     )
 
 

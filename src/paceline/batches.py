@@ -13,6 +13,7 @@ from paceline.adapters.base import adapter
 from paceline.core import messages as m
 from paceline.core import versions
 from paceline.core.stacking import row
+from paceline.core.tree import child
 from paceline.packing import stacked
 from paceline.transports.base import Memory
 
@@ -63,24 +64,26 @@ class Batch(Generic[D]):
     def to(self, framework: str, device: Any = None) -> Batch[Any]:
         """The same batch with the framework's arrays, such as `to("torch", device="cuda")`.
 
-        On the processor they use this batch's memory: what writes one writes the other.
+        On the processor torch's tensors use this batch's memory: what writes one writes the other.
+        JAX's arrays are copies; 64 bits become 32 unless `jax_enable_x64` is set.
 
         Raises:
             UnknownName: there is no adapter for that framework.
-            Unsupported: the framework is not installed.
+            Unsupported: the framework is not installed, or has no such device.
+            SchemaError: it has no such dtype; the message names the leaf.
         """
         found = adapter(framework)
 
-        def moved(node: Any) -> Any:
+        def moved(node: Any, path: str) -> Any:
             if isinstance(node, np.ndarray):
-                return found.to_device(node, device)
+                return found.to_device(node, device, path=path)
             if isinstance(node, dict):
-                return {key: moved(part) for key, part in node.items()}
+                return {key: moved(part, child(path, key)) for key, part in node.items()}
             if isinstance(node, (list, tuple)):
-                return type(node)(moved(part) for part in node)
+                return type(node)(moved(part, child(path, i)) for i, part in enumerate(node))
             return node
 
-        return replace(self, data=moved(self.data))
+        return replace(self, data=moved(self.data, "$"))
 
 
 def assembled(items: m.Items, memories: Sequence[Memory | None]) -> Batch[Any]:

@@ -31,7 +31,7 @@ def dump(value: object) -> bytes:
 
     Raises:
         FunctionError: something captured cannot travel; the message names the innermost such value.
-            Open files and torch tensors outside the CPU's memory are refused too.
+            Open files, and torch tensors and JAX arrays outside the CPU's memory, are refused too.
     """
     try:
         return _pickle(value)
@@ -124,6 +124,12 @@ def _refusal(value: object) -> _Refusal | None:
                     return _Refusal(
                         f"a torch module on {tensor.device}", "create it inside the function"
                     )
+    if (jax := sys.modules.get("jax")) and isinstance(value, jax.Array):
+        if isinstance(value, jax.core.Tracer):
+            return _Refusal("a traced JAX array", "send the function from outside jax.jit")
+        away = sorted(str(each) for each in value.devices() if each.platform != "cpu")
+        if away:
+            return _Refusal(f"a JAX array on {', '.join(away)}", "send a copy of it on the CPU")
     return None
 
 

@@ -18,7 +18,6 @@ _log = logging.getLogger("paceline")
 class Serve:
     """A server's first message: the socket that it inherits, already listening."""
 
-    transport: str
     place: str
     descriptor: int
     secret: bytes
@@ -28,8 +27,7 @@ def run(link: Link) -> None:
     """Serve until the launcher closes the line."""
     setup = link.receive()
     assert isinstance(setup, Serve)
-    inherited = socket.socket(fileno=setup.descriptor)
-    listener = transport(setup.transport).listen(setup.place, inherited)
+    listener = transport("unix").listen(setup.place, socket.socket(fileno=setup.descriptor))
     server = Server([listener], setup.secret, on_note=_log.warning)
 
     def watch() -> None:

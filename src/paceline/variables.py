@@ -7,10 +7,9 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from paceline.adapters.base import fingerprint, read_into
+from paceline.adapters.base import fingerprint, read_into, rebuild
 from paceline.connection import Connection, memory
 from paceline.core import messages as m
-from paceline.core import tree as trees
 from paceline.core import versions
 from paceline.core.clock import checked_timeout
 from paceline.core.tree import Array
@@ -25,7 +24,7 @@ class Snapshot(Generic[T]):
 
     The tree's arrays are read-only views of memory that all readers on this host share. That memory
     is not used again while the snapshot, or any view of it, is alive. Models in the tree have
-    become dicts of arrays by parameter name.
+    become dicts of arrays by parameter name, unless `read` was given one to be like.
     """
 
     version: int
@@ -64,7 +63,7 @@ class Variable(Generic[T]):
         """The version that now is; asks the server unless memory is shared with it."""
         if self._word is not None and self._connection.alive():
             return int(self._word[0])
-        return self._connection.exchange(m.Await(self.name, 0.0))[0].version
+        return self._fetch(m.NO_VERSION, 0)[0].version
 
     def assign(self, tree: T) -> int:
         """Replace the whole tree; return the new version.
@@ -97,11 +96,13 @@ class Variable(Generic[T]):
     ) -> Snapshot[T]:
         """The newest version, once it is above `newer_than`.
 
-        Costs no message when nothing has changed since the last read, and a short one where no
-        memory is shared with the server. With `like`, named tuples and
-        dataclasses come back as such.
+        Costs no message when nothing has changed since the last read. With `like`, named tuples and
+        dataclasses come back as such, and so do JAX arrays and pytrees such as Equinox modules:
+        where `like` has a JAX array, the tree has one with a copy of the leaf, on the same device.
+        What cannot travel, such as a module's functions, is that of `like`.
 
         Raises:
+            SchemaError: the variable differs from `like`; the message names the first odd leaf.
             TimedOut: no such version came within `timeout` seconds.
             Disconnected: the server is gone.
         """
@@ -109,23 +110,22 @@ class Variable(Generic[T]):
         floor = m.NO_VERSION if newer_than is None else operator.index(newer_than)
         found = self._snapshot
         if found is None or found.version <= floor or not self._unchanged(found.version):
-            have = m.NO_VERSION if found is None else found.version
-            value, buffers = self._fetch(floor, limit, have)
-            if found is None or value.version != have:
-                tree = view(value.layout, value.values, memory(buffers))
-                found = self._snapshot = Snapshot(value.version, tree)
+            value, buffers = self._fetch(floor, limit)
+            tree = view(value.layout, value.values, memory(buffers))
+            found = self._snapshot = Snapshot(value.version, tree)
         self._note(found.version)
         if like is not None:
-            return Snapshot(found.version, trees.rebuild(found.tree, like))
+            return Snapshot(found.version, rebuild(found.tree, like, f"read '{self.name}'"))
         return found
 
     def read_into(self, target: Any, *, timeout: float | None = 60.0) -> int:
         """Copy the newest version into `target`, in place; return the version.
 
         `target` is a NumPy array, a torch module (parameters and buffers) or tensor, or a tree of
-        them. Everything is checked before the first byte is copied. A model that holds the newest
-        version already is left as it is, at no cost; one that was changed since is written again,
-        and so is every target with NumPy arrays, where a change cannot be seen.
+        them; JAX's arrays never change: use `read(like=)`. Everything is checked before the first
+        byte is copied. A model that holds the newest version already is left as it is, at no cost;
+        one that was changed since is written again, and so is every target with NumPy arrays, where
+        a change cannot be seen.
 
         Raises:
             SchemaError: the target differs from the variable; the message names the leaf.
@@ -133,16 +133,10 @@ class Variable(Generic[T]):
         """
         limit = checked_timeout(timeout)
         version, mark = self._filled_with(target)
-        have = m.NO_VERSION
-        if version is not None and fingerprint(target) == mark:
-            if self._unchanged(version):
-                self._note(version)
-                return version
-            have = version
-        value, buffers = self._fetch(m.NO_VERSION, limit, have)
-        if value.version == have:
-            self._note(have)
-            return have
+        if version is not None and self._unchanged(version) and fingerprint(target) == mark:
+            self._note(version)
+            return version
+        value, buffers = self._fetch(m.NO_VERSION, limit)
         read_into(
             target,
             view(value.layout, value.values, memory(buffers)),
@@ -160,10 +154,8 @@ class Variable(Generic[T]):
         self._snapshot = None
         return self._connection.call(kind(self.name, head), [block]).version
 
-    def _fetch(
-        self, newer_than: int, limit: float | None, have: int = m.NO_VERSION
-    ) -> tuple[m.Value, Any]:
-        request = m.Read(self.name, newer_than, limit, have)
+    def _fetch(self, newer_than: int, limit: float | None) -> tuple[m.Value, Any]:
+        request = m.Read(self.name, newer_than, limit)
         # What is there already needs no wait.
         patience = 0.0 if newer_than == m.NO_VERSION else limit
         return self._connection.exchange(request, timeout=patience)

@@ -16,13 +16,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from paceline.core import like as likes
 from paceline.core.errors import SchemaError, UnknownName, Unsupported
 from paceline.core.tree import BFLOAT16, Array, Tree, child
 
 Plan: TypeAlias = list[Callable[[], None]]
 
-# The name of a framework is the root of its types' modules.
-_MODULES = {"numpy": "paceline.adapters.base", "torch": "paceline.adapters.pytorch"}
+_MODULES = {
+    "jax": "paceline.adapters.jax",
+    "numpy": "paceline.adapters.base",
+    "torch": "paceline.adapters.pytorch",
+}
+# The root of a type's module tells its framework: the name itself, but for these.
+_ROOTS = {**{name: name for name in _MODULES}, "jaxlib": "jax"}
 
 
 class Adapter(ABC):
@@ -30,6 +36,9 @@ class Adapter(ABC):
 
     It has no state. Its module offers one as `ADAPTER`.
     """
+
+    in_place: bool = True
+    """Whether `plan` can fill its objects; else they never change, and `restore` makes others."""
 
     @abstractmethod
     def owns(self, value: object) -> bool:
@@ -53,14 +62,26 @@ class Adapter(ABC):
             SchemaError: names, shapes or dtypes differ; the message names the first odd leaf.
         """
 
+    def restore(self, tree: Tree, like: Any, path: str) -> Any:
+        """An object like `like`, which stays as it is, with the contents of `tree`.
+
+        Without a way to make one it is `tree` itself, whose arrays may be read-only.
+
+        Raises:
+            SchemaError: names, shapes or dtypes differ; the message names the first odd leaf.
+        """
+        return tree
+
     @abstractmethod
     def to_device(self, leaf: Array, device: Any = None, *, path: str = "$") -> Any:
         """A tensor with the contents of `leaf` on `device` (`None`: the processor's memory).
 
-        In the processor's memory it shares that of `leaf` if `leaf` is writable and dense.
+        In the processor's memory it shares that of `leaf` if `leaf` is writable and dense; where
+        `in_place` is false it never does.
 
         Raises:
             SchemaError: the framework has no such dtype.
+            Unsupported: there is no such device.
         """
 
     @abstractmethod
@@ -83,6 +104,9 @@ class NumpyAdapter(Adapter):
             raise SchemaError(f"leaf {path} is a read-only array; a writable one is wanted")
         return [functools.partial(np.copyto, target, source)]
 
+    def restore(self, tree: Tree, like: Any, path: str) -> Any:
+        return same(path, like.dtype, like.shape, tree)
+
     def to_device(self, leaf: Array, device: Any = None, *, path: str = "$") -> Any:
         if device is not None and str(device) != "cpu":
             raise Unsupported(f"no NumPy array lives on device {str(device)!r}, only on 'cpu'")
@@ -96,7 +120,7 @@ ADAPTER = NumpyAdapter()
 
 
 def adapter(name: str) -> Adapter:
-    """The adapter of a framework: `"numpy"` or `"torch"`.
+    """The adapter of a framework: `"jax"`, `"numpy"` or `"torch"`.
 
     Raises:
         UnknownName: there is none of that name.
@@ -118,6 +142,9 @@ def adapter_for(value: Any) -> Adapter | None:
     """The adapter that owns `value`, or `None`; imports no framework that is not loaded yet."""
     kind: type = type(value)
     found = _adapter_of(kind)
+    if found is None and sys.modules.get("jax") is not None:
+        # Any class can be registered with JAX as one that holds arrays, at any time.
+        found = adapter("jax")
     return found if found is not None and found.owns(value) else None
 
 
@@ -141,11 +168,23 @@ def read_into(target: Any, tree: Tree, what: str = "read_into") -> None:
         SchemaError: they differ; the message starts with `what` and names the first odd leaf.
     """
     try:
-        copies = _plan(target, tree, "$")
+        copies = plan(target, tree, "$")
     except SchemaError as e:
         raise SchemaError(f"{what}: {e}") from e
     for copy in copies:
         copy()
+
+
+def rebuild(tree: Tree, like: Any, what: str = "rebuild") -> Any:
+    """Give `tree` the form of `like`: its containers, models of immutable frameworks, their arrays.
+
+    Raises:
+        SchemaError: they differ; the message starts with `what` and names the first odd leaf.
+    """
+    try:
+        return likes.rebuild(tree, like, "$", _restorer)
+    except SchemaError as e:
+        raise SchemaError(f"{what}: {e}") from e
 
 
 def fingerprint(target: Any) -> object | None:
@@ -166,6 +205,23 @@ def fingerprint(target: Any) -> object | None:
             return None
         marks.append((key, mark))
     return tuple(marks)
+
+
+def plan(target: Any, tree: Tree, path: str) -> Plan:
+    """The copies that bring `tree` into a target of any kind, as `Adapter.plan`."""
+    owner = adapter_for(target)
+    if owner is not None:
+        return owner.plan(target, tree, path)
+    parts = _parts(target)
+    if parts is None:
+        raise SchemaError(
+            f"leaf {path} is {shown(target)}; only arrays, tensors and models can be read into"
+        )
+    if isinstance(target, (list, tuple)):
+        if not isinstance(tree, list if isinstance(target, list) else tuple):
+            raise SchemaError(f"{path} is {shown(target)}, declared {shown(tree)}")
+        tree = dict(enumerate(tree))
+    return [copy for part in pair(parts, tree, path) for copy in plan(*part)]
 
 
 def pair(target: Mapping[Any, Any], declared: Tree, path: str) -> Iterator[tuple[Any, Any, str]]:
@@ -214,9 +270,14 @@ def shown(part: Any) -> str:
 def _adapter_of(kind: type) -> Adapter | None:
     for base in kind.__mro__:
         root = base.__module__.partition(".")[0]
-        if root in _MODULES and root in sys.modules:
-            return adapter(root)
+        if root in _ROOTS and root in sys.modules:
+            return adapter(_ROOTS[root])
     return None
+
+
+def _restorer(like: Any) -> likes.Restore | None:
+    owner = adapter_for(like)
+    return None if owner is None else owner.restore
 
 
 def _parts(target: Any) -> Mapping[Any, Any] | None:
@@ -227,19 +288,3 @@ def _parts(target: Any) -> Mapping[Any, Any] | None:
     if isinstance(target, (list, tuple)):
         return dict(enumerate(target))
     return None
-
-
-def _plan(target: Any, tree: Tree, path: str) -> Plan:
-    owner = adapter_for(target)
-    if owner is not None:
-        return owner.plan(target, tree, path)
-    parts = _parts(target)
-    if parts is None:
-        raise SchemaError(
-            f"leaf {path} is {shown(target)}; only arrays, tensors and models can be read into"
-        )
-    if isinstance(target, (list, tuple)):
-        if not isinstance(tree, list if isinstance(target, list) else tuple):
-            raise SchemaError(f"{path} is {shown(target)}, declared {shown(tree)}")
-        tree = dict(enumerate(tree))
-    return [copy for part in pair(parts, tree, path) for copy in _plan(*part)]

@@ -197,34 +197,6 @@ def dtype_named(kind: str) -> np.dtype[Any]:
     return BFLOAT16 if kind == "bfloat16" else np.dtype(kind)
 
 
-def rebuild(tree: Tree, like: Tree, path: str = "$") -> Tree:
-    """Give `tree` the containers of `like`: named tuples and dataclasses come back as such.
-
-    Raises:
-        SchemaError: `like` has another structure; the message names the place.
-    """
-    if isinstance(like, Mapping):
-        if not isinstance(tree, dict) or tree.keys() != like.keys():
-            raise SchemaError(f"{path} is {_shown(tree)}, wanted a dict of {list(like)}")
-        return {key: rebuild(tree[key], part, child(path, key)) for key, part in like.items()}
-    if is_dataclass(like) and not isinstance(like, type):
-        names = [field.name for field in fields(like)]
-        if not isinstance(tree, dict) or set(tree) != set(names):
-            raise SchemaError(f"{path} is {_shown(tree)}, wanted a {type(like).__name__}")
-        parts = {n: rebuild(tree[n], getattr(like, n), child(path, n)) for n in names}
-        return type(like)(**parts)
-    if isinstance(like, (list, tuple)):
-        if not isinstance(tree, (list, tuple)) or len(tree) != len(like):
-            raise SchemaError(f"{path} is {_shown(tree)}, wanted {len(like)} parts")
-        made = [
-            rebuild(a, b, child(path, i)) for i, (a, b) in enumerate(zip(tree, like, strict=True))
-        ]
-        if hasattr(like, "_fields"):
-            return type(like)(*made)
-        return tuple(made) if isinstance(like, tuple) else made
-    return tree
-
-
 # The structure: a dict is ["d", keys, parts], a list ["l", parts], a tuple ["t", parts]; a leaf
 # is None.
 
@@ -302,7 +274,8 @@ def _kind(array: Array, path: tuple[object, ...]) -> str:
     dtype = array.dtype
     if dtype == BFLOAT16:
         return "bfloat16"
-    if dtype.kind not in "biufcSUmM":
+    # Types that others added to NumPy, float8 among them, do not all have a kind of their own.
+    if dtype.kind not in "biufcSUmM" or dtype.isbuiltin == 2:
         raise SchemaError(f"leaf {_spelled(path)} is an array of {dtype}; allowed are {ALLOWED}")
     return dtype.str
 
@@ -375,12 +348,6 @@ def _by_path(layout: bytes) -> dict[str, Leaf]:
 
 def _spelled(path: tuple[object, ...]) -> str:
     return functools.reduce(child, path, "$")
-
-
-def _shown(tree: Tree) -> str:
-    if isinstance(tree, dict):
-        return f"a dict of {list(tree)}"
-    return f"{type(tree).__name__} of {len(tree)}" if isinstance(tree, (list, tuple)) else "a leaf"
 
 
 def _aligned(size: int) -> int:

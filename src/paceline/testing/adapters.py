@@ -16,15 +16,20 @@ def check_adapter(adapter: Adapter, make: Callable[[], Any]) -> None:
     """Check an adapter on models (or tensors) that `make()` returns: each time a new one, alike.
 
     Round trips keep every bit and dtype, nothing aliases, a tree that does not fit is refused
-    before anything changes, and the fingerprint tells a changed model from an unchanged one.
+    before anything changes, and the fingerprint tells a changed model from an unchanged one. Where
+    `in_place` is false, `restore` makes the round trip, and `plan` refuses and says so.
 
     Raises:
         AssertionError: the adapter breaks the contract; the message says where.
     """
     assert adapter.owns(make()), "it owns the models it is checked on"
     assert not adapter.owns(object()), "it does not own what is not of its framework"
-    _check_round_trip(adapter, make())
-    _check_refusals(adapter, make())
+    if adapter.in_place:
+        _check_round_trip(adapter, make())
+        _check_refusals(adapter, make(), adapter.plan)
+    else:
+        _check_restored(adapter, make())
+        _check_refusals(adapter, make(), lambda like, tree, path: adapter.restore(tree, like, path))
     _check_fingerprint(adapter, make())
     _check_devices(adapter, make())
 
@@ -44,13 +49,33 @@ def _check_round_trip(adapter: Adapter, model: Any) -> None:
     assert _contents(adapter.to_tree(model, "$")) == wanted, "the model aliases no source"
 
 
-def _check_refusals(adapter: Adapter, model: Any) -> None:
+def _check_restored(adapter: Adapter, model: Any) -> None:
+    before = _contents(adapter.to_tree(model, "$"))
+    tree, block = _changed(adapter.to_tree(model, "$"))
+    wanted = _contents(tree)
+    made = adapter.restore(tree, model, "$")
+    assert type(made) is type(model), "restore makes an object of the same type"
+    assert _contents(adapter.to_tree(made, "$")) == wanted, "restore keeps every bit and dtype"
+    assert _contents(adapter.to_tree(model, "$")) == before, "restore changes nothing"
+    block[:] = 0
+    assert _contents(adapter.to_tree(made, "$")) == wanted, "what restore makes aliases no source"
+    refusal = "nothing"
+    try:
+        adapter.plan(model, tree, "$.model")
+    except SchemaError as e:
+        refusal = str(e)
+    if flatten(tree).arrays:
+        fits = "$.model" in refusal and "read(like=" in refusal
+        assert fits, f"a plan says by path that read(like=) is the way, not: {refusal}"
+
+
+def _check_refusals(adapter: Adapter, model: Any, attempt: Callable[[Any, Tree, str], Any]) -> None:
     tree, _ = _changed(adapter.to_tree(model, "$"))
     before = _contents(adapter.to_tree(model, "$"))
     for odd, what in _tampered(tree):
         refusal = "nothing"
         try:
-            adapter.plan(model, odd, "$.model")
+            attempt(model, odd, "$.model")
         except SchemaError as e:
             refusal = str(e)
         assert "$.model" in refusal, f"a tree with {what} is refused by its path, not: {refusal}"
@@ -77,6 +102,8 @@ def _check_devices(adapter: Adapter, model: Any) -> None:
             leaf.flags.writeable = writable
             back = adapter.to_tree(adapter.to_device(leaf), "$")
             assert _contents(back) == _contents(array), "to_device keeps every bit and dtype"
+            if not adapter.in_place:
+                assert not np.shares_memory(back, leaf), "to_device aliases nothing"
             if not writable and back.flags.writeable:
                 assert not np.shares_memory(back, leaf), "to_device aliases no read-only memory"
 
