@@ -33,10 +33,11 @@ from paceline.session import Session
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
 from paceline.transports import unix
-from paceline.transports.base import Frame
+from paceline.transports.base import Address, Channel, Frame, transport
+from paceline.transports.tcp import host_and_port
 
 
-@pytest.fixture(params=["memory", "unix"])
+@pytest.fixture(params=["memory", "unix", "tcp"])
 def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
     carrier: Carrier = request.param
     with serving(carrier, where="thread") as made:
@@ -47,6 +48,19 @@ def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
 def unix_server() -> Iterator[Serving]:
     with serving("unix", where="thread") as made:
         yield made
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def socket_server(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    carrier: Carrier = request.param
+    with serving(carrier, where="thread") as made:
+        yield made
+
+
+def dialled(server: Serving) -> Channel:
+    """A connection to it that has proved the secret, and said nothing yet."""
+    address = Address.parse(server.target)
+    return transport(address.transport).connect(address.place, server.secret, 5.0)
 
 
 # Threads
@@ -214,11 +228,11 @@ def parked(pid: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "S"
 
 
-def test_ctrl_c_cancels_what_waits_and_loses_nothing(unix_server: Serving) -> None:
-    session = unix_server.session()
+def test_ctrl_c_cancels_what_waits_and_loses_nothing(socket_server: Serving) -> None:
+    session = socket_server.session()
     queue, full = session.queue("q", 8), session.queue("full", 1)
     full.enqueue(0)
-    with child(INTERRUPTED, unix_server.target, unix_server.secret.hex()) as process:
+    with child(INTERRUPTED, socket_server.target, socket_server.secret.hex()) as process:
         assert process.stdin is not None
         for name in ("dequeue", "dequeue_many", "enqueue", "read", "variable"):
             assert line(process) == "ready"
@@ -255,24 +269,29 @@ def test_ctrl_c_in_the_own_process_leaves_the_session_usable(server: Serving) ->
 # Who gets in
 
 
-def test_a_wrong_secret_is_refused_at_once(unix_server: Serving) -> None:
+def test_a_wrong_secret_is_refused_at_once(socket_server: Serving) -> None:
     began = time.monotonic()
     with pytest.raises(Refused, match=r"^the server refused this session: its secret is another"):
-        Session(unix_server.target, secret=b"guess")
+        Session(socket_server.target, secret=b"guess")
     assert time.monotonic() - began < 2.0
-    until(lambda: unix_server.notes)
-    assert unix_server.notes == ["refused a connection: the peer does not know the secret"]
-    assert unix_server.session().resources()["members"] == ["session:0"]
+    until(lambda: socket_server.notes)
+    assert socket_server.notes == ["refused a connection: the peer does not know the secret"]
+    assert socket_server.session().resources()["members"] == ["session:0"]
 
 
 class Impostor:
     """Something else at an address: it answers one connection as it is told to."""
 
-    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
-        self.place = f"@paceline-impostor-{os.getpid()}-{next(_numbers)}"
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(unix.socket_name(self.place))
-        self._listener.listen()
+    def __init__(self, carrier: str, answer: Callable[[socket.socket], None]) -> None:
+        if carrier == "tcp":
+            self._listener = socket.create_server(("127.0.0.1", 0))
+            self.place = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        else:
+            self.place = f"@paceline-impostor-{os.getpid()}-{next(_numbers)}"
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(unix.socket_name(self.place))
+            self._listener.listen()
+        self._connect = transport(carrier).connect
         self._thread = threading.Thread(target=self._serve, args=(answer,), daemon=True)
         self._thread.start()
 
@@ -281,15 +300,21 @@ class Impostor:
         with sock:
             answer(sock)
 
+    def call(self) -> None:
+        """Take it for a server."""
+        self._connect(self.place, b"secret", 5.0)
+
     def close(self) -> None:
         self._thread.join(DEADLINE_SECONDS)
         self._listener.close()
 
 
 _numbers = itertools.count()
+over_sockets = pytest.mark.parametrize("carrier", ["unix", "tcp"])
 
 
-def test_a_server_that_does_not_know_the_secret_is_refused() -> None:
+@over_sockets
+def test_a_server_that_does_not_know_the_secret_is_refused(carrier: str) -> None:
     def answer(sock: socket.socket) -> None:
         side = ServerSide(b"another", bytes(32))
         sock.sendall(side.challenge())
@@ -298,46 +323,58 @@ def test_a_server_that_does_not_know_the_secret_is_refused() -> None:
         sock.sendall(bytes([0]) + bytes(32))
         sock.recv(1)
 
-    impostor = Impostor(answer)
+    impostor = Impostor(carrier, answer)
     with pytest.raises(Refused, match=r"^the server did not prove that it knows the cluster's"):
-        unix.connect(impostor.place, b"secret", 5.0)
+        impostor.call()
     impostor.close()
 
 
-def test_a_server_of_another_protocol_is_refused_with_both_numbers() -> None:
+@over_sockets
+def test_a_server_of_another_protocol_is_refused_with_both_numbers(carrier: str) -> None:
     def answer(sock: socket.socket) -> None:
         sock.sendall(MAGIC[:8] + (7).to_bytes(2, "little") + bytes(32))
         sock.recv(1)
 
-    impostor = Impostor(answer)
-    with pytest.raises(
-        Refused, match=rf"^unix:{impostor.place}: the server speaks protocol 7, this process 1$"
-    ):
-        unix.connect(impostor.place, b"secret", 5.0)
+    impostor = Impostor(carrier, answer)
+    said = rf"^{carrier}:{impostor.place}: the server speaks protocol 7, this process {PROTOCOL}$"
+    with pytest.raises(Refused, match=said):
+        impostor.call()
+    impostor.close()
+
+
+@over_sockets
+def test_a_server_that_is_something_else_is_refused(carrier: str) -> None:
+    impostor = Impostor(carrier, lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 2))
+    with pytest.raises(Refused, match=r"the server is not paceline: it sent b'HTTP/1\.1 4'$"):
+        impostor.call()
     impostor.close()
 
 
 def stranger(server: Serving) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(unix.socket_name(server.target.partition(":")[2]))
+    address = Address.parse(server.target)
+    if address.transport == "tcp":
+        sock = socket.create_connection(host_and_port(address.place))
+    else:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(unix.socket_name(address.place))
     sock.settimeout(DEADLINE_SECONDS)
     return sock
 
 
-def test_a_client_of_another_protocol_is_refused_with_both_numbers(unix_server: Serving) -> None:
-    with stranger(unix_server) as sock:
+def test_a_client_of_another_protocol_is_refused_with_both_numbers(socket_server: Serving) -> None:
+    with stranger(socket_server) as sock:
         assert len(sock.recv(CHALLENGE)) == CHALLENGE
         sock.sendall(MAGIC[:8] + (9).to_bytes(2, "little") + bytes(ANSWER - len(MAGIC)))
         assert sock.recv(1) == b""
-    until(lambda: unix_server.notes)
-    assert unix_server.notes == [
+    until(lambda: socket_server.notes)
+    assert socket_server.notes == [
         "refused a connection: the client speaks protocol 9, this process 1"
     ]
 
 
-def test_strangers_that_say_nothing_keep_nobody_out(unix_server: Serving) -> None:
-    silent = [stranger(unix_server) for _ in range(300)]
-    session = unix_server.session(timeout=10)
+def test_strangers_that_say_nothing_keep_nobody_out(socket_server: Serving) -> None:
+    silent = [stranger(socket_server) for _ in range(300)]
+    session = socket_server.session(timeout=10)
     assert session.resources()["members"] == ["session:0"]
     for sock in silent:
         sock.close()
@@ -356,12 +393,12 @@ AT_THE_SOCKET = [
 
 @pytest.mark.parametrize("data", AT_THE_SOCKET, ids=range(len(AT_THE_SOCKET)))
 def test_a_malformed_frame_ends_its_connection_and_no_other(
-    unix_server: Serving, data: bytes
+    socket_server: Serving, data: bytes
 ) -> None:
-    other = unix_server.session()
+    other = socket_server.session()
     queue = other.queue("q", 4)
-    channel = unix.connect(unix_server.target.partition(":")[2], unix_server.secret, 5.0)
-    channel._sock.sendall(data)
+    channel = dialled(socket_server)
+    channel._sock.sendall(data)  # type: ignore[attr-defined]
 
     def ended() -> bool:
         try:
@@ -374,7 +411,7 @@ def test_a_malformed_frame_ends_its_connection_and_no_other(
     channel.close()
     queue.enqueue("x")
     assert queue.dequeue() == "x"
-    assert len(unix_server.notes) == 1
+    assert len(socket_server.notes) == 1
 
 
 ODD_REQUESTS: dict[str, m.Request[Any] | bytes] = {
@@ -413,8 +450,8 @@ def test_an_odd_request_gets_an_error_and_the_server_goes_on(server: Serving, od
     assert queue.dequeue(timeout=5) == "x"
 
 
-def test_a_request_before_join_is_refused(unix_server: Serving) -> None:
-    channel = unix.connect(unix_server.target.partition(":")[2], unix_server.secret, 5.0)
+def test_a_request_before_join_is_refused(socket_server: Serving) -> None:
+    channel = dialled(socket_server)
     channel.send(Frame(REQUEST, 1, m.encode(m.Resources())))
     frame = channel.receive(5.0)
     assert frame is not None

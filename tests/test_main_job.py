@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import descendants, every_engine, quiet
+from clusters import descendants, quiet
 
 import paceline
 from paceline.core.versions import count_of
@@ -26,9 +26,14 @@ def followers(policy: paceline.Variable[Any], worker: paceline.Worker) -> Iterat
         yield {"used": snapshot.tree.copy(), "version": snapshot.version, "index": worker.index}
 
 
-@every_engine
-def test_every_item_is_stamped_with_the_version_it_was_made_with(engine: str) -> None:
-    with quiet(2, engine) as cluster:
+@pytest.mark.parametrize(
+    ("engine", "transport"),
+    [("serial", "unix"), ("threads", "unix"), ("processes", "unix"), ("processes", "tcp")],
+)
+def test_every_item_is_stamped_with_the_version_it_was_made_with(
+    engine: str, transport: str
+) -> None:
+    with quiet(2, engine, transport=transport) as cluster:
         policy = cluster.variable("policy", np.zeros(3))
         batches = cluster.collect(followers, policy, batch_size=4)
         for count in range(1, 30):

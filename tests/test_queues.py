@@ -19,7 +19,7 @@ from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
 
 
-@pytest.fixture(params=["memory", "unix"])
+@pytest.fixture(params=["memory", "unix", "tcp"])
 def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
     carrier: Carrier = request.param
     with serving(carrier, where="thread") as made:

@@ -22,7 +22,7 @@ from paceline.transports.unix import UnixListener
 DEADLINE_SECONDS = 30.0
 
 
-@pytest.fixture(params=["memory", "unix"])
+@pytest.fixture(params=["memory", "unix", "tcp"])
 def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
     carrier: Carrier = request.param
     with serving(carrier, where="thread") as made:

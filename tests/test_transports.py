@@ -19,6 +19,7 @@ from paceline.transports import unix
 from paceline.transports.base import Address, Arena, Channel, Frame, HeapArena, Memory, transport
 from paceline.transports.memory import MemoryChannel
 from paceline.transports.shared import Segment, SharedArena, SharedBlock, size_class
+from paceline.transports.tcp_channel import TcpChannel
 from paceline.transports.unix_channel import UnixChannel
 
 PAGE = 4096
@@ -29,10 +30,36 @@ def unix_pair() -> tuple[UnixChannel, UnixChannel]:
     return UnixChannel(one, waits=True), UnixChannel(two, waits=True)
 
 
+def tcp_ends() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a connection over the loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+def tcp_pair() -> tuple[TcpChannel, TcpChannel]:
+    one, two = tcp_ends()
+    return TcpChannel(one, HeapArena(), waits=True), TcpChannel(two, HeapArena(), waits=True)
+
+
 PAIRS: dict[str, tuple[Callable[[], tuple[Channel, Channel]], Callable[[], Arena]]] = {
     "memory": (MemoryChannel.pair, HeapArena),
     "unix": (unix_pair, SharedArena),
+    "tcp": (tcp_pair, HeapArena),
+    "tcp from shared memory": (tcp_pair, SharedArena),
 }
+
+
+over_sockets = pytest.mark.parametrize("carrier", ["unix", "tcp"])
+
+
+def raw_and_channel(carrier: str) -> tuple[socket.socket, Channel]:
+    """A socket to say anything at, and the channel that hears it."""
+    if carrier == "tcp":
+        raw, sock = tcp_ends()
+        return raw, TcpChannel(sock, HeapArena(), waits=True)
+    raw, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return raw, UnixChannel(sock, waits=True)
 
 
 @pytest.fixture
@@ -194,9 +221,9 @@ def test_a_segment_smaller_than_said_is_refused() -> None:
         bytes(200),
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
-    raw, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    channel = UnixChannel(sock, waits=True)
+@over_sockets
+def test_what_is_no_frame_is_refused(carrier: str, data: bytes) -> None:
+    raw, channel = raw_and_channel(carrier)
     with raw:
         raw.sendall(data)
         with pytest.raises(ProtocolError):
@@ -210,14 +237,15 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
     [
         ([(7, 0, 64, 1)], [], [], []),
         ([(0, 0, 64, 0)], [], [], []),
+        ([(0, 0, -64, 0)], [], [], []),
         ([], [(3, PAGE)], [], []),
     ],
-    ids=["unknown segment", "no inline bytes", "no descriptor"],
+    ids=["unknown segment", "no inline bytes", "less than no bytes", "no descriptor"],
 )
-def test_buffers_that_are_nowhere_are_refused(envelope: tuple[object, ...]) -> None:
+@over_sockets
+def test_buffers_that_are_nowhere_are_refused(carrier: str, envelope: tuple[object, ...]) -> None:
     coded = encode_envelope(envelope)
-    raw, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    channel = UnixChannel(sock, waits=True)
+    raw, channel = raw_and_channel(carrier)
     with raw:
         raw.sendall(PREFIX.pack(PROTOCOL, REQUEST, 0, 1, len(coded), 0, 0, 0, 0) + b"x" + coded)
         with pytest.raises(ProtocolError):
@@ -306,7 +334,7 @@ def test_nobody_listens() -> None:
         unix.connect("@nobody-there", b"", 1.0)
 
 
-@pytest.mark.parametrize("text", ["tcp://host:1", "nothing", "", "@name"])
+@pytest.mark.parametrize("text", ["udp://host:1", "nothing", "", "@name"])
 def test_an_address_of_no_transport_is_refused(text: str) -> None:
     with pytest.raises(UnknownName, match=r"^no transport for the address .*there are \['memory'"):
         Address.parse(text)
@@ -317,5 +345,7 @@ def test_an_address_is_written_as_it_is_read() -> None:
 
 
 def test_an_unknown_transport_names_those_there_are() -> None:
-    with pytest.raises(UnknownName, match=r"^no transport 'pigeon'; there are \['memory', 'unix'"):
+    with pytest.raises(
+        UnknownName, match=r"^no transport 'pigeon'; there are \['memory', 'tcp', 'unix'"
+    ):
         transport("pigeon")

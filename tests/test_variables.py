@@ -24,7 +24,7 @@ from paceline.variables import Snapshot, Variable
 MEGABYTE = 1 << 20
 
 
-@pytest.fixture(params=["memory", "unix"])
+@pytest.fixture(params=["memory", "unix", "tcp"])
 def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
     carrier: Carrier = request.param
     with serving(carrier, where="thread") as made:

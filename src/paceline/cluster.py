@@ -9,7 +9,7 @@ import operator
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 from paceline import functions
 from paceline.collection import Collection
@@ -51,6 +51,8 @@ class Cluster(Closing):
         restarts: how often within a minute a worker that died is started again.
         worker_threads: threads for BLAS, OpenMP and XLA in each worker.
         worker_devices: accelerators that workers see, as in `CUDA_VISIBLE_DEVICES`.
+        transport: how processes reach the server: `unix`, with shared memory, or `tcp`, at
+            127.0.0.1; where everything is in one process there is nothing to reach.
         progress: `live`, `plain`, `quiet`, or `auto`: live on a terminal, plain lines elsewhere.
 
     Everything of the chief's session is here too: `variable`, `queue`, `resources`.
@@ -65,6 +67,7 @@ class Cluster(Closing):
         restarts: int = 3,
         worker_threads: int = 1,
         worker_devices: str = "",
+        transport: Literal["unix", "tcp"] = "unix",
         progress: Mode = "auto",
     ) -> None:
         jobs = _jobs(workers)
@@ -73,7 +76,7 @@ class Cluster(Closing):
         self._collections: list[Collection[Any]] = []
         self._closed = False
         self._progress = display(progress, ticks=engine != "serial")
-        self._hosting = hosting(engine)
+        self._hosting = hosting(engine, transport)
         self._crew = Crew(
             self._hosting.engine,
             self._hosting.setup,

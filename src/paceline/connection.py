@@ -109,7 +109,7 @@ class Connection:
         number, waiter, deadline = self._expect(timeout)
         try:
             self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
-            return self._settled(self._wait(waiter, deadline))
+            return self._settled(self._wait(waiter, deadline), undo)
         except WouldBlock as e:
             raise WouldBlock(f"{self._cancelled(number, waiter, undo)}; {e}") from None
         except (KeyboardInterrupt, SystemExit):
@@ -289,8 +289,14 @@ class Connection:
             self._break(e)
             return str(e)
 
-    def _settled(self, frame: Frame) -> tuple[Any, Buffers]:
+    def _settled(
+        self, frame: Frame, undo: Callable[[Any], m.Request[Any]] | None = None
+    ) -> tuple[Any, Buffers]:
         reply = m.decode_reply(frame.header)
+        if frame.error is not None:
+            if undo is not None:
+                self.tell(undo(reply))
+            raise frame.error
         if frame.kind != ERROR:
             return reply, frame.buffers
         error = m.revived(reply)

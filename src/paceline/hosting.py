@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from paceline import ps
+from paceline.core.errors import UnknownName
 from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine, show
 from paceline.server.loop import LocalServer
 from paceline.session import Session
@@ -19,6 +20,8 @@ from paceline.worker.line import Setup
 
 GRACE = 2.0
 """Seconds that processes have to end by themselves."""
+
+CARRIERS = ("unix", "tcp")
 
 NOTICE = 1.0
 """Seconds within which the end of a server that no longer answers is noticed."""
@@ -30,32 +33,41 @@ DESCRIPTORS, DESCRIPTORS_PER_WORKER = 64, 16
 class Launched:
     """Where the engine starts processes: a server in one of its own, reached over a socket."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, carrier: str) -> None:
         self.engine = engine(name)
         self._secret = secrets.token_bytes(32)
+        self._carrier = carrier
         # A name without a file, where the kernel has such names: nothing to leave behind.
         self._folder = None if sys.platform == "linux" else tempfile.mkdtemp(prefix="paceline-")
         self._place = f"{self._folder}/ps" if self._folder else f"@paceline-{secrets.token_hex(8)}"
+        if carrier == "tcp":
+            self._place = "127.0.0.1:0"
         self._task: Task | None = None
 
     def start(self, on_end: Callable[[], None]) -> None:
-        listener = transport("unix").listen(self._place)
+        listener = transport(self._carrier).listen(self._place)
+        # The kernel has chosen the port.
+        self._place = listener.place
         try:
             descriptor = listener.fileno()
             self._server = _ServerWatch(on_end)
             spec = TaskSpec("ps:0", ps.run, inherit=(descriptor,))
             self._task = self.engine.start(spec, self._server)
-            self._task.send(ps.Serve(self._place, descriptor, self._secret))
+            self._task.send(ps.Serve(self._carrier, self._place, descriptor, self._secret))
         finally:
             listener.hand_over()
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
-        return Setup(f"unix:{self._place}", self._secret, job, index, seed, alone=True)
+        return Setup(self._target, self._secret, job, index, seed, alone=True)
 
     def chief(self) -> Session:
-        session = Session(f"unix:{self._place}", secret=self._secret, job="chief", index=0)
+        session = Session(self._target, secret=self._secret, job="chief", index=0)
         session.connection.explain = self._server.became
         return session
+
+    @property
+    def _target(self) -> str:
+        return f"{self._carrier}:{self._place}"
 
     def close(self) -> None:
         try:
@@ -118,8 +130,15 @@ class Local:
         self.engine.close(GRACE)
 
 
-def hosting(name: str) -> Launched | Local:
-    return Local(name) if name in ("serial", "threads") else Launched(name)
+def hosting(name: str, carrier: str) -> Launched | Local:
+    """Where a cluster with that engine lives; its processes reach the server over `carrier`.
+
+    Raises:
+        UnknownName: there is no such engine, or no such way to reach a server.
+    """
+    if carrier not in CARRIERS:
+        raise UnknownName(f"no transport {carrier!r} for a cluster; there are {list(CARRIERS)}")
+    return Local(name) if name in ("serial", "threads") else Launched(name, carrier)
 
 
 def preflight(workers: int, threads: int, cores: int, descriptors: int) -> list[str]:

@@ -18,6 +18,7 @@ _log = logging.getLogger("paceline")
 class Serve:
     """A server's first message: the socket that it inherits, already listening."""
 
+    transport: str
     place: str
     descriptor: int
     secret: bytes
@@ -27,7 +28,8 @@ def run(link: Link) -> None:
     """Serve until the launcher closes the line."""
     setup = link.receive()
     assert isinstance(setup, Serve)
-    listener = transport("unix").listen(setup.place, socket.socket(fileno=setup.descriptor))
+    inherited = socket.socket(fileno=setup.descriptor)
+    listener = transport(setup.transport).listen(setup.place, inherited)
     server = Server([listener], setup.secret, on_note=_log.warning)
 
     def watch() -> None:

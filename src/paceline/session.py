@@ -32,7 +32,8 @@ class Session(Closing):
     Any number of threads may use one session; a call that waits never holds up another thread's.
 
     Args:
-        target: the server's address, such as `unix:/run/me/cluster` or `unix:@name`.
+        target: the server's address, such as `unix:/run/me/cluster`, `unix:@name` or
+            `tcp:10.0.0.7:4032`.
         secret: what the cluster's processes know, and nobody else.
         job, index: the task this process is; an index of -1 takes the next free one.
         timeout: seconds to wait for the server to be there; the order of starting never matters.
@@ -60,7 +61,7 @@ class Session(Closing):
             address = Address.parse(target)
             opened = _reach(address, secret, limit)
             arena = transport(address.transport).arena()
-            self._connection = Connection(opened, arena, target)
+            self._connection = Connection(opened, arena, str(address))
         try:
             joined = self._connection.call(m.Join(job, index, os.getpid()))
         except BaseException:

@@ -63,7 +63,7 @@ class Variable(Generic[T]):
         """The version that now is; asks the server unless memory is shared with it."""
         if self._word is not None and self._connection.alive():
             return int(self._word[0])
-        return self._fetch(m.NO_VERSION, 0)[0].version
+        return self._connection.exchange(m.Await(self.name, 0.0))[0].version
 
     def assign(self, tree: T) -> int:
         """Replace the whole tree; return the new version.
@@ -96,10 +96,11 @@ class Variable(Generic[T]):
     ) -> Snapshot[T]:
         """The newest version, once it is above `newer_than`.
 
-        Costs no message when nothing has changed since the last read. With `like`, named tuples and
-        dataclasses come back as such, and so do JAX arrays and pytrees such as Equinox modules:
-        where `like` has a JAX array, the tree has one with a copy of the leaf, on the same device.
-        What cannot travel, such as a module's functions, is that of `like`.
+        Costs no message when nothing has changed since the last read, and a short one where no
+        memory is shared with the server. With `like`, named tuples and dataclasses come back as
+        such, and so do JAX arrays and pytrees such as Equinox modules: where `like` has a JAX
+        array, the tree has one with a copy of the leaf, on the same device. What cannot travel,
+        such as a module's functions, is that of `like`.
 
         Raises:
             SchemaError: the variable differs from `like`; the message names the first odd leaf.
@@ -110,9 +111,11 @@ class Variable(Generic[T]):
         floor = m.NO_VERSION if newer_than is None else operator.index(newer_than)
         found = self._snapshot
         if found is None or found.version <= floor or not self._unchanged(found.version):
-            value, buffers = self._fetch(floor, limit)
-            tree = view(value.layout, value.values, memory(buffers))
-            found = self._snapshot = Snapshot(value.version, tree)
+            have = m.NO_VERSION if found is None else found.version
+            value, buffers = self._fetch(floor, limit, have)
+            if found is None or value.version != have:
+                tree = view(value.layout, value.values, memory(buffers))
+                found = self._snapshot = Snapshot(value.version, tree)
         self._note(found.version)
         if like is not None:
             return Snapshot(found.version, rebuild(found.tree, like, f"read '{self.name}'"))
@@ -133,10 +136,16 @@ class Variable(Generic[T]):
         """
         limit = checked_timeout(timeout)
         version, mark = self._filled_with(target)
-        if version is not None and self._unchanged(version) and fingerprint(target) == mark:
-            self._note(version)
-            return version
-        value, buffers = self._fetch(m.NO_VERSION, limit)
+        have = m.NO_VERSION
+        if version is not None and fingerprint(target) == mark:
+            if self._unchanged(version):
+                self._note(version)
+                return version
+            have = version
+        value, buffers = self._fetch(m.NO_VERSION, limit, have)
+        if value.version == have:
+            self._note(have)
+            return have
         read_into(
             target,
             view(value.layout, value.values, memory(buffers)),
@@ -154,8 +163,10 @@ class Variable(Generic[T]):
         self._snapshot = None
         return self._connection.call(kind(self.name, head), [block]).version
 
-    def _fetch(self, newer_than: int, limit: float | None) -> tuple[m.Value, Any]:
-        request = m.Read(self.name, newer_than, limit)
+    def _fetch(
+        self, newer_than: int, limit: float | None, have: int = m.NO_VERSION
+    ) -> tuple[m.Value, Any]:
+        request = m.Read(self.name, newer_than, limit, have)
         # What is there already needs no wait.
         patience = 0.0 if newer_than == m.NO_VERSION else limit
         return self._connection.exchange(request, timeout=patience)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from paceline.core.errors import Disconnected, ProtocolError
+from paceline.core.errors import Disconnected, ProtocolError, Refused
 from paceline.server.collection_desk import CollectionDesk
 from paceline.server.poller import READ, WRITE, Poller
 from paceline.server.queue_desk import QueueDesk
@@ -20,6 +20,7 @@ from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import transport
 from paceline.transports.greeting import LIMIT, Greeting
 from paceline.transports.memory import MemoryChannel
+from paceline.transports.stream import UNREAD_LIMIT
 
 DESKS = (VariableDesk, QueueDesk, CollectionDesk)
 STRANGERS = 256
@@ -31,8 +32,11 @@ PAUSE = 0.5
 class Server:
     """Serves sessions at its listeners, in the thread that calls `serve`.
 
-    A listener has `fileno`, `accept(secret)` and `close`. `on_note` hears what an operator would
-    want to know, such as a peer that was cut off.
+    A listener has `fileno`, `local`, `accept(secret, arena)` and `close`. `on_note` hears what an
+    operator would want to know, such as a peer that was cut off.
+
+    Raises:
+        Refused: other hosts could reach a listener, and there is no secret.
     """
 
     def __init__(
@@ -43,6 +47,12 @@ class Server:
         shares: str = "unix",
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
+        for listener in listeners:
+            if not secret and not listener.local:
+                raise Refused(
+                    f"cannot serve at {listener.place} without a secret: other hosts can reach it;"
+                    " give the server and its sessions a secret, or listen at 127.0.0.1"
+                )
         self._listeners = listeners
         self._secret = secret
         self._note = on_note
@@ -70,6 +80,8 @@ class Server:
                 limit = _sooner(limit, self._expire_greetings())
             if self._deaf:
                 limit = _sooner(limit, self._listen_again())
+            if self._backlog:
+                limit = _sooner(limit, PAUSE)
             self._poller.wait(limit)
             if self._backlog:
                 self._want_writes()
@@ -100,7 +112,7 @@ class Server:
 
     def _accept(self, listener: Any) -> None:
         try:
-            greeting = listener.accept(self._secret)
+            greeting = listener.accept(self._secret, self._arena)
         except OSError as e:
             # Whoever knocks stays ready, and would keep the loop busy in vain.
             self._note(f"cannot accept connections, will try again in {PAUSE} s: {e.strerror}")
@@ -180,7 +192,11 @@ class Server:
     def _want_writes(self) -> None:
         """Hear from each channel that could not send all, until it has."""
         for channel in list(self._backlog):
-            if channel in self._peers:
+            if channel.stalled > UNREAD_LIMIT:
+                name = self._peers[channel].name
+                self._note(f"cut off {name}: it has read nothing for {UNREAD_LIMIT:.0f} s")
+                self._lose(channel, channel.fileno())
+            elif channel in self._peers:
                 self._poller.want(channel.fileno(), READ | WRITE if channel.unsent else READ)
             if channel not in self._peers or not channel.unsent:
                 self._backlog.discard(channel)

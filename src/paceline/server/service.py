@@ -112,6 +112,8 @@ class Service:
             request = m.decode_request(frame.header)
             if peer.member is None and type(request) is not m.Join:
                 raise ProtocolError(f"{type(request).__name__} came before Join")
+            if frame.error is not None:
+                raise frame.error
             self._handlers[type(request)](peer, request, frame)
         except ProtocolError as e:
             self.answer(peer, frame.request, e)

@@ -187,6 +187,8 @@ class VariableDesk(Desk):
             if found is NOT_YET:
                 return NOT_YET
             version, stored = found
+            if version == request.have:
+                return m.Value(version, b"", [])
             reply = m.Value(version, stored.layout, stored.values)
             return reply if stored.memory is None else (reply, (stored.memory,))
 

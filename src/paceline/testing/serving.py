@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paceline import ps
 from paceline.core.errors import UnknownName, Unsupported
@@ -18,7 +18,7 @@ from paceline.transports.base import transport
 
 DEADLINE_SECONDS = 30.0
 
-Carrier = Literal["memory", "unix"]
+Carrier = Literal["memory", "unix", "tcp"]
 Where = Literal["process", "thread"]
 
 
@@ -35,8 +35,8 @@ class Serving(ABC):
     secret: bytes
     notes: list[str]
 
-    def __init__(self) -> None:
-        self.target = f"unix:@paceline-{secrets.token_hex(8)}"
+    def __init__(self, target: str) -> None:
+        self.target = target
         self.secret = secrets.token_bytes(32)
         self.notes = []
         self._sessions: list[Session] = []
@@ -73,27 +73,37 @@ class Serving(ABC):
 def serving(carrier: Carrier = "unix", *, where: Where = "process") -> Iterator[Serving]:
     """A fresh server that ends with the block, and all sessions on it too.
 
-    Over `"unix"` it is a process of its own, or a thread of this one, which starts sooner. Over
-    `"memory"` it is always within this process, and `target` leads nowhere.
+    Over `"unix"` and `"tcp"` (at 127.0.0.1) it is a process of its own, or a thread of this one,
+    which starts sooner. Over `"memory"` it is always within this process, and `target` leads
+    nowhere.
 
     Raises:
         UnknownName: there is no such transport.
     """
-    if carrier not in ("memory", "unix"):
-        raise UnknownName(f"nothing to serve {carrier!r} with; there are 'memory' and 'unix'")
+    if carrier not in get_args(Carrier):
+        there = list(get_args(Carrier))
+        raise UnknownName(f"nothing to serve {carrier!r} with; there are {there}")
     made: Serving
-    made = _Within() if carrier == "memory" else _Threaded() if where == "thread" else _Launched()
+    if carrier == "memory":
+        made = _Within()
+    else:
+        made = _Threaded(carrier) if where == "thread" else _Launched(carrier)
     try:
         yield made
     finally:
         made.close()
 
 
+def _listener(carrier: str) -> Any:
+    place = "127.0.0.1:0" if carrier == "tcp" else f"@paceline-{secrets.token_hex(8)}"
+    return transport(carrier).listen(place)
+
+
 class _Within(Serving):
     """Whoever calls it runs it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("memory:nowhere")
         self._server = LocalServer()
 
     def _open(self, options: dict[str, Any]) -> Session:
@@ -106,9 +116,9 @@ class _Within(Serving):
 class _Threaded(Serving):
     """A real server and its socket, in a thread of this process."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        listener = transport("unix").listen(self.target.partition(":")[2])
+    def __init__(self, carrier: str) -> None:
+        listener = _listener(carrier)
+        super().__init__(f"{carrier}:{listener.place}")
         server = Server([listener], self.secret, on_note=self.notes.append)
         self._server: Server | None = server
         self._thread = threading.Thread(target=server.serve, name="paceline-test-server")
@@ -128,16 +138,15 @@ class _Threaded(Serving):
 class _Launched(Serving, Listener):
     """A server as a cluster launches it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, carrier: str) -> None:
+        listener = _listener(carrier)
+        super().__init__(f"{carrier}:{listener.place}")
         self._ended = threading.Event()
         self._engine = engine("processes")
-        place = self.target.partition(":")[2]
-        listener = transport("unix").listen(place)
         try:
             number = listener.fileno()
             self._task = self._engine.start(TaskSpec("ps:0", ps.run, inherit=(number,)), self)
-            self._task.send(ps.Serve(place, number, self.secret))
+            self._task.send(ps.Serve(carrier, listener.place, number, self.secret))
         except BaseException:
             self._engine.close()
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 from paceline.core.codec import ONE_WAY, REQUEST
 from paceline.core.errors import Disconnected
 from paceline.core.tree import Array
-from paceline.transports.base import Arena, Block, Channel, Frame, Memory
+from paceline.transports.base import SMALL, Arena, Block, Channel, Frame, Memory
 
 # For each thing that a check waits for.
 DEADLINE_SECONDS = 30.0
@@ -23,6 +23,7 @@ SIZES = (0, 1, 63, 64, 8192, 8193, 1 << 20, (1 << 20) + 1, 64 << 20)
 # More than the descriptors that one message of a Unix socket carries here.
 MANY_SEGMENTS = 80
 SEGMENT = (1 << 20) + 1
+BIG = 12 << 20
 
 MakePair: TypeAlias = Callable[[], tuple[Channel, Channel]]
 MakeArena: TypeAlias = Callable[[], Arena]
@@ -58,16 +59,63 @@ def check_buffers_of_every_size(make_pair: MakePair, make_arena: MakeArena) -> N
     """Buffers of 0 bytes to 64 MB arrive with every byte, alone and together."""
     with _pair(make_pair) as (one, two), _arena(make_arena) as arena:
         for nbytes in SIZES:
-            one.send(Frame(REQUEST, 1, b"x", (_filled(arena, nbytes),)))
-            _check_filled(_received(two).buffers[0], nbytes)
+            frame = _carried(one, two, Frame(REQUEST, 1, b"x", (_filled(arena, nbytes),)))
+            _check_filled(frame.buffers[0], nbytes)
         several = (0, 8193, 1, 1 << 20, 64, 0)
         buffers = [None, *(_filled(arena, nbytes) for nbytes in several)]
-        one.send(Frame(REQUEST, 2, b"x", buffers))
-        found = _received(two).buffers
+        found = _carried(one, two, Frame(REQUEST, 2, b"x", buffers)).buffers
         assert len(found) == len(buffers)
         assert found[0] is None
         for memory, nbytes in zip(found[1:], several, strict=True):
             _check_filled(memory, nbytes)
+
+
+def check_large_and_small_buffers_keep_their_places(
+    make_pair: MakePair, make_arena: MakeArena
+) -> None:
+    """A frame of hundreds of buffers, large, small and empty ones mixed, arrives as it was."""
+    sizes = [(0, 5, 8192, 8193, 70_000)[number * number % 5] for number in range(400)]
+    with _pair(make_pair) as (one, two), _arena(make_arena) as arena:
+        for header in (b"x", bytes(100_000)):
+            for among in (sizes, [size for size in sizes if size <= 8192], sizes[::-1], [0] * 9):
+                blocks = [_filled(arena, nbytes) for nbytes in among]
+                frame = _carried(one, two, Frame(REQUEST, 1, header, blocks))
+                assert frame.header == header
+                assert len(frame.buffers) == len(among)
+                for memory, nbytes in zip(frame.buffers, among, strict=True):
+                    _check_filled(memory, nbytes)
+                del blocks, frame, memory
+
+
+def check_large_buffers_can_be_looked_at_as_any_type(
+    make_pair: MakePair, make_arena: MakeArena
+) -> None:
+    """A buffer that frameworks may alias begins at a multiple of 64 bytes."""
+    with _pair(make_pair) as (one, two), _arena(make_arena) as arena:
+        several = [_filled(arena, nbytes) for nbytes in (8193, 77, 20_000, 100_000, SEGMENT)]
+        for memory in _carried(one, two, Frame(REQUEST, 1, b"x", several)).buffers:
+            array = _bytes(memory)
+            assert array.nbytes <= SMALL or array.ctypes.data % 64 == 0
+
+
+def check_both_ends_send_large_frames_at_once(make_pair: MakePair, make_arena: MakeArena) -> None:
+    """While each end sends what the other has not read yet, both go on."""
+    with _pair(make_pair) as (one, two), _arena(make_arena) as arena:
+        frames = [Frame(REQUEST, number, b"x", (_filled(arena, BIG),)) for number in range(3)]
+        threads = [
+            threading.Thread(target=_send_all, args=(end, frames), daemon=True)
+            for end in (one, two)
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(3):
+            for end in (one, two):
+                frame = _received(end)
+                assert frame.request == number
+                _check_filled(frame.buffers[0], BIG)
+        for thread in threads:
+            thread.join(DEADLINE_SECONDS)
+            assert not thread.is_alive()
 
 
 def check_one_frame_carries_many_segments(make_pair: MakePair, make_arena: MakeArena) -> None:
@@ -76,9 +124,8 @@ def check_one_frame_carries_many_segments(make_pair: MakePair, make_arena: MakeA
         blocks = [arena.allocate(SEGMENT) for _ in range(MANY_SEGMENTS)]
         for number, block in enumerate(blocks):
             block.view()[:2] = number.to_bytes(2, "little")
-        one.send(Frame(REQUEST, 1, b"x", blocks))
+        frame = _carried(one, two, Frame(REQUEST, 1, b"x", blocks))
         one.send(Frame(REQUEST, 2, b"y"))
-        frame = _received(two)
         assert [int.from_bytes(_bytes(b)[:2].tobytes(), "little") for b in frame.buffers] == list(
             range(MANY_SEGMENTS)
         )
@@ -88,8 +135,8 @@ def check_one_frame_carries_many_segments(make_pair: MakePair, make_arena: MakeA
 def check_received_buffers_are_read_only(make_pair: MakePair, make_arena: MakeArena) -> None:
     """Who receives a buffer cannot write it, unless it is the sender's own block."""
     with _pair(make_pair) as (one, two), _arena(make_arena) as arena:
-        one.send(Frame(REQUEST, 1, b"x", [_filled(arena, n) for n in (64, 8193, SEGMENT)]))
-        for memory in _received(two).buffers:
+        several = [_filled(arena, nbytes) for nbytes in (64, 8193, SEGMENT)]
+        for memory in _carried(one, two, Frame(REQUEST, 1, b"x", several)).buffers:
             assert memory is not None
             if not isinstance(memory, Block):
                 assert not memory.array().flags.writeable
@@ -100,8 +147,9 @@ def check_views_outlive_frame_and_channel(make_pair: MakePair, make_arena: MakeA
     views = []
     with _pair(make_pair) as (one, two), _arena(make_arena) as arena:
         for nbytes in (64, 8193, SEGMENT):
-            one.send(Frame(REQUEST, 1, b"x", (_filled(arena, nbytes),)))
-            views.append(_bytes(_received(two).buffers[0])[nbytes // 2 :])
+            frame = _carried(one, two, Frame(REQUEST, 1, b"x", (_filled(arena, nbytes),)))
+            views.append(_bytes(frame.buffers[0])[nbytes // 2 :])
+            del frame
     gc.collect()
     for view, nbytes in zip(views, (64, 8193, SEGMENT), strict=True):
         assert np.array_equal(view, _pattern(nbytes)[nbytes // 2 :])
@@ -111,8 +159,9 @@ def check_blocks_are_not_reused_while_held(make_pair: MakePair, make_arena: Make
     """Memory that the other end still looks at is not handed out again; then it may be."""
     with _pair(make_pair) as (one, two), _arena(make_arena) as arena:
         for nbytes in (8193, SEGMENT):
-            one.send(Frame(REQUEST, 1, b"x", (_filled(arena, nbytes),)))
-            view = _bytes(_received(two).buffers[0])[1:-1]
+            frame = _carried(one, two, Frame(REQUEST, 1, b"x", (_filled(arena, nbytes),)))
+            view = _bytes(frame.buffers[0])[1:-1]
+            del frame
             two.send(Frame(ONE_WAY, 0, b"x"))
             _received(one)
             for _ in range(8):
@@ -233,6 +282,9 @@ def check_several_threads_ask_whether_it_is_alive(
 TRANSPORT_CHECKS = (
     check_frames_arrive_whole_and_in_order,
     check_buffers_of_every_size,
+    check_large_and_small_buffers_keep_their_places,
+    check_large_buffers_can_be_looked_at_as_any_type,
+    check_both_ends_send_large_frames_at_once,
     check_one_frame_carries_many_segments,
     check_received_buffers_are_read_only,
     check_views_outlive_frame_and_channel,
@@ -268,6 +320,21 @@ def _received(channel: Channel) -> Frame:
     frame = channel.receive(DEADLINE_SECONDS)
     assert frame is not None, f"no frame came within {DEADLINE_SECONDS} s"
     return frame
+
+
+def _carried(one: Channel, two: Channel, frame: Frame) -> Frame:
+    """A frame as it arrives; large ones go on their way while the other end receives."""
+    sender = threading.Thread(target=_send_all, args=(one, [frame]), daemon=True)
+    sender.start()
+    arrived = _received(two)
+    sender.join(DEADLINE_SECONDS)
+    assert not sender.is_alive(), "the frame has arrived, and sending it goes on"
+    return arrived
+
+
+def _send_all(channel: Channel, frames: Sequence[Frame]) -> None:
+    for frame in frames:
+        channel.send(frame)
 
 
 def _ends(use: Callable[[Channel], None], channel: Channel) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from paceline.core.errors import UnknownName
+from paceline.core.errors import OutOfMemory, PacelineError, UnknownName
 from paceline.core.tree import Array
 
 # Smaller buffers travel beside the header: cheaper than to say where they are.
@@ -18,6 +18,7 @@ SMALL = 8 << 10
 
 TRANSPORTS = {
     "memory": "paceline.transports.memory",
+    "tcp": "paceline.transports.tcp",
     "unix": "paceline.transports.unix",
 }
 
@@ -41,6 +42,13 @@ class Block(Memory):
     @abstractmethod
     def view(self) -> memoryview:
         """The bytes to write, `nbytes` long."""
+
+    def reserve(self, nbytes: int) -> None:
+        """Make sure that the memory of the first `nbytes` is there, if it was only announced.
+
+        Raises:
+            OutOfMemory: it is not to be had.
+        """
 
 
 class HeapBlock(Block):
@@ -79,7 +87,10 @@ Buffers: TypeAlias = Sequence[Memory | None]
 
 @dataclass(slots=True)
 class Frame:
-    """One message: its kind and numbers, its header, and its buffers (`None`: an empty one)."""
+    """One message: its kind and numbers, its header, and its buffers (`None`: an empty one).
+
+    With an `error` it has none, because there was no memory for them where it arrived.
+    """
 
     kind: int
     request: int
@@ -87,6 +98,7 @@ class Frame:
     buffers: Buffers = ()
     session: int = 0
     epoch: int = 0
+    error: PacelineError | None = None
 
 
 class Arena(ABC):
@@ -100,6 +112,14 @@ class Arena(ABC):
             OutOfMemory: there is not enough; the message has the numbers.
         """
 
+    def announced(self, nbytes: int) -> Block:
+        """Memory for bytes that are still to come; before they are written they are reserved.
+
+        Raises:
+            OutOfMemory: there will not be enough.
+        """
+        return self.allocate(nbytes)
+
     @abstractmethod
     def close(self) -> None:
         """Let go of memory kept for later use; blocks in use stay valid."""
@@ -109,7 +129,10 @@ class HeapArena(Arena):
     """Blocks in this process's own memory."""
 
     def allocate(self, nbytes: int) -> Block:
-        return HeapBlock(nbytes)
+        try:
+            return HeapBlock(nbytes)
+        except MemoryError as e:
+            raise OutOfMemory(f"no memory of {nbytes} bytes for this process") from e
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -155,7 +178,7 @@ class Channel(ABC):
 
 @dataclass(slots=True)
 class Address:
-    """Where a server is: `unix:/path`, `unix:@name` (no file), `memory:name`."""
+    """Where a server is: `unix:/path`, `unix:@name` (no file), `tcp:host:port`, `memory:name`."""
 
     transport: str
     place: str
@@ -175,7 +198,7 @@ class Address:
             raise UnknownName(
                 f"no transport for the address {text!r}; there are {list(TRANSPORTS)}"
             )
-        return cls(transport, place)
+        return cls(transport, place.removeprefix("//") if transport == "tcp" else place)
 
 
 @dataclass(slots=True)

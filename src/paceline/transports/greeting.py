@@ -6,8 +6,8 @@ import secrets
 import socket
 from collections.abc import Callable
 
-from paceline.core.errors import ProtocolError
-from paceline.core.handshake import ANSWER, NONCE, ServerSide
+from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
+from paceline.core.handshake import ANSWER, CHALLENGE, NONCE, VERDICT, ClientSide, ServerSide
 from paceline.transports.base import Channel
 
 LIMIT = 10.0
@@ -56,3 +56,38 @@ class Greeting:
     def close(self) -> None:
         """Give the connection up."""
         self._sock.close()
+
+
+def authenticated(address: str, reach: Callable[[], socket.socket], secret: bytes) -> socket.socket:
+    """A connection made by `reach`, when both sides have proved that they know the secret.
+
+    Raises:
+        Disconnected: nobody listens there.
+        Refused: one of the two does not know the other's secret, or speaks another protocol.
+    """
+    sock = None
+    try:
+        sock = reach()
+        client = ClientSide(secret, secrets.token_bytes(NONCE))
+        sock.sendall(client.answer(_exactly(sock, CHALLENGE)))
+        client.check(_exactly(sock, VERDICT))
+        return sock
+    except BaseException as e:
+        if sock is not None:
+            sock.close()
+        if isinstance(e, ProtocolError):
+            raise Refused(f"{address}: {e}") from e
+        # Some errors of ours are an OSError too.
+        if isinstance(e, OSError) and not isinstance(e, PacelineError):
+            raise Disconnected(f"no server at {address} ({e.strerror or e})") from e
+        raise
+
+
+def _exactly(sock: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        part = sock.recv(nbytes - len(data))
+        if not part:
+            raise Disconnected("the server ended the connection before it was authenticated")
+        data += part
+    return data

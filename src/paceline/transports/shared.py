@@ -22,6 +22,9 @@ from paceline.transports.base import SMALL, Arena, Block, HeapBlock, Memory
 LARGE = 1 << 20
 SLAB = 4 << 20
 SPARE_SEGMENTS = 4
+RESERVED_AT_ONCE = 64 << 20
+"""Bytes for which memory is taken when they are announced; more is taken as they come."""
+
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4)
 # Python's mapping keeps a second descriptor open, where it cannot be told not to.
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -37,12 +40,14 @@ class Segment:
         self.fd = fd
         self.nbytes = nbytes
         self.writable = writable
+        self.reserved = nbytes
+        """How many of its first bytes are really there."""
         self._bytes: Array | None = None
         self._address = 0
 
     @classmethod
-    def create(cls, nbytes: int) -> Segment:
-        """Make a segment whose memory is really there.
+    def create(cls, nbytes: int, reserved: int | None = None) -> Segment:
+        """Make a segment whose memory, or the first `reserved` bytes of it, is really there.
 
         Raises:
             OutOfMemory: it is not to be had; the message has the numbers.
@@ -54,13 +59,34 @@ class Segment:
                 " process (the machine's free memory, or its control group's limit)"
             )
         try:
-            fd = _nameless(nbytes)
+            fd = _nameless(nbytes, nbytes if reserved is None else reserved)
         except OSError as e:
             raise OutOfMemory(
                 f"no shared memory of {nbytes} bytes: {e.strerror}; {available} bytes of memory are"
                 f" available, {descriptors()}"
             ) from e
-        return cls(fd, nbytes, writable=True)
+        made = cls(fd, nbytes, writable=True)
+        made.reserved = nbytes if reserved is None else reserved
+        return made
+
+    def reserve(self, nbytes: int) -> None:
+        """Take memory up to the first `nbytes`.
+
+        Raises:
+            OutOfMemory: it is not to be had.
+        """
+        if nbytes <= self.reserved:
+            return
+        if nbytes - self.reserved > memory_available():
+            raise OutOfMemory(f"no shared memory for {nbytes} of {self.nbytes} bytes that come")
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.fd, self.reserved, nbytes - self.reserved)
+        except OSError as e:
+            raise OutOfMemory(
+                f"no shared memory for {nbytes} of {self.nbytes} bytes that come: {e.strerror}"
+            ) from e
+        self.reserved = nbytes
 
     @classmethod
     def received(cls, fd: int, nbytes: int) -> Segment:
@@ -87,7 +113,7 @@ class Segment:
         """All of it as uint8, mapped when first asked for; read-only unless made here."""
         if self._bytes is None:
             prot = mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
-            flags = mmap.MAP_SHARED | _POPULATE
+            flags = mmap.MAP_SHARED | (_POPULATE if self.reserved == self.nbytes else 0)
             try:
                 mapped = mmap.mmap(self.fd, self.nbytes, flags=flags, prot=prot, **_UNTRACKED)
             except OSError as e:
@@ -162,6 +188,10 @@ class SharedBlock(Block):
     def array(self) -> Array:
         return self.segment.bytes()[self.offset : self.offset + self.nbytes]
 
+    def reserve(self, nbytes: int) -> None:
+        # With its last byte the rest of the room too, so that it can be used again.
+        self.segment.reserve(self.offset + (self.room if nbytes == self.nbytes else nbytes))
+
     def __del__(self) -> None:
         self._arena.give_back(self.segment, self.offset, self.room)
 
@@ -189,13 +219,24 @@ class SharedArena(Arena):
         with self._lock:
             self._collect()
             if room > LARGE:
-                return SharedBlock(self, self._large(room), 0, nbytes, room)
+                return SharedBlock(
+                    self, self._spare_of(room) or Segment.create(room), 0, nbytes, room
+                )
             free = self._free.get(room)
             if free:
                 segment, offset = free.pop()
             else:
                 segment, offset = self._carve(room)
             return SharedBlock(self, segment, offset, nbytes, room)
+
+    def announced(self, nbytes: int) -> Block:
+        room = size_class(nbytes)
+        if room <= RESERVED_AT_ONCE:
+            return self.allocate(nbytes)
+        with self._lock:
+            self._collect()
+            segment = self._spare_of(room) or Segment.create(room, reserved=0)
+            return SharedBlock(self, segment, 0, nbytes, room)
 
     def give_back(self, segment: Segment, offset: int, room: int) -> None:
         """A block is no longer held by anybody."""
@@ -213,19 +254,22 @@ class SharedArena(Arena):
     def _collect(self) -> None:
         while self._back:
             segment, offset, room = self._back.popleft()
+            if segment.reserved < segment.nbytes:
+                # The peer that announced so much has left.
+                continue
             if room > LARGE:
                 self._spare.append(segment)
                 del self._spare[:-SPARE_SEGMENTS]
             else:
                 self._free.setdefault(room, []).append((segment, offset))
 
-    def _large(self, room: int) -> Segment:
+    def _spare_of(self, room: int) -> Segment | None:
         fitting = [s for s in self._spare if room <= s.nbytes <= 2 * room]
-        if fitting:
-            best = min(fitting, key=lambda s: s.nbytes)
-            self._spare.remove(best)
-            return best
-        return Segment.create(room)
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda s: s.nbytes)
+        self._spare.remove(best)
+        return best
 
     def _carve(self, room: int) -> tuple[Segment, int]:
         if self._slab is None or self._used + room > self._slab.nbytes:
@@ -266,7 +310,7 @@ def descriptors() -> str:
     return f"{limit} file descriptors are allowed"
 
 
-def _nameless(nbytes: int) -> int:
+def _nameless(nbytes: int, reserved: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -275,8 +319,8 @@ def _nameless(nbytes: int) -> int:
         os.unlink(path)
     try:
         os.ftruncate(fd, nbytes)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, nbytes)
+        if reserved and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, reserved)
         if hasattr(fcntl, "F_ADD_SEALS"):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import stat
 
-from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
-from paceline.core.handshake import CHALLENGE, NONCE, VERDICT, ClientSide
-from paceline.transports.base import Transport
-from paceline.transports.greeting import Greeting
+from paceline.core.errors import Refused
+from paceline.transports.base import Arena, Transport
+from paceline.transports.greeting import Greeting, authenticated
 from paceline.transports.shared import SharedArena
 from paceline.transports.unix_channel import UnixChannel
 
@@ -23,26 +21,24 @@ def connect(place: str, secret: bytes, timeout: float | None) -> UnixChannel:
         Refused: one of the two does not know the other's secret, or speaks another protocol.
     """
     name = socket_name(place)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(timeout)
-        sock.connect(name)
-        client = ClientSide(secret, secrets.token_bytes(NONCE))
-        sock.sendall(client.answer(_exactly(sock, CHALLENGE)))
-        client.check(_exactly(sock, VERDICT))
-        return UnixChannel(sock, waits=True)
-    except BaseException as e:
-        sock.close()
-        if isinstance(e, ProtocolError):
-            raise Refused(f"unix:{place}: {e}") from e
-        # Some errors of ours are an OSError too.
-        if isinstance(e, OSError) and not isinstance(e, PacelineError):
-            raise Disconnected(f"no server at unix:{place} ({e.strerror or e})") from e
-        raise
+
+    def reached() -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout)
+            sock.connect(name)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    return UnixChannel(authenticated(f"unix:{place}", reached, secret), waits=True)
 
 
 class UnixListener:
     """A server's ear at one address. A socket file that nobody listens to any more is replaced."""
+
+    local = True
 
     def __init__(self, place: str, sock: socket.socket | None = None) -> None:
         self.place = place
@@ -53,7 +49,7 @@ class UnixListener:
         """The socket's descriptor, for a selector."""
         return self._sock.fileno()
 
-    def accept(self, secret: bytes) -> Greeting | None:
+    def accept(self, secret: bytes, arena: Arena) -> Greeting | None:
         """Take a connection that is not authenticated yet; `None` when there is none."""
         try:
             sock, _ = self._sock.accept()
@@ -130,16 +126,6 @@ def _stale(name: str) -> bool:
         except OSError:
             return False
     return False
-
-
-def _exactly(sock: socket.socket, nbytes: int) -> bytes:
-    data = b""
-    while len(data) < nbytes:
-        part = sock.recv(nbytes - len(data))
-        if not part:
-            raise Disconnected("the server ended the connection before it was authenticated")
-        data += part
-    return data
 
 
 TRANSPORT = Transport(connect=connect, arena=SharedArena, listen=UnixListener)

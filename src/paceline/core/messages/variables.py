@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.messages.replies import Defined, Head, Request, Value, Version
+from paceline.core.messages.replies import NO_VERSION, Defined, Head, Request, Value, Version
 
 
 class Define(Request[Defined], tag=10, frozen=True, gc=False):
@@ -35,8 +35,12 @@ class Add(Request[Version], tag=13, frozen=True, gc=False):
 
 
 class Read(Request[Value], tag=14, frozen=True, gc=False):
-    """The current tree, once its version is above `newer_than`."""
+    """The current tree, once its version is above `newer_than`.
+
+    Without its layout if it is the version that the reader has.
+    """
 
     name: str
     newer_than: int
     timeout: float | None
+    have: int = NO_VERSION

@@ -1,0 +1,359 @@
+"""What transports over stream sockets have in common: frames, an outbox, time limits, ends."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
+
+from paceline.core import codec
+from paceline.core.codec import PREFIX, PROTOCOL
+from paceline.core.errors import Disconnected, ProtocolError
+from paceline.transports.base import Buffers, Channel, Frame, Memory
+
+CHUNK = 1 << 16
+MOST = 1 << 20
+TICK = 1.0
+TURN = 4 << 20
+"""Bytes after which a server that sends to one peer looks after the others."""
+
+SEND_LIMIT = 60.0
+"""Seconds without a byte taken after which a client counts its server as gone."""
+
+UNREAD_LIMIT = 120.0
+"""Seconds without a byte taken after which a server ends a connection: its process may be busy."""
+
+OUTBOX_LIMIT = 1 << 28
+"""Bytes copied for a peer that may wait behind the frame that is on its way to it."""
+
+OUTBOX_PIECES = 1 << 16
+_ENDED = getattr(select, "POLLRDHUP", 0)
+_GONE = _ENDED | select.POLLHUP | select.POLLERR
+
+
+class Piece(NamedTuple):
+    """Bytes on their way out: what goes along with the first of them, and what they lie in."""
+
+    data: memoryview
+    along: Sequence[Any] = ()
+    memory: Memory | None = None
+
+    @property
+    def copied(self) -> int:
+        """How many bytes nobody else needs."""
+        return len(self.data) if self.memory is None else 0
+
+
+class StreamChannel(Channel):
+    """One end of an authenticated connection over a stream socket.
+
+    A client's end waits in the system call; a server's (`waits=False`) never does: what the socket
+    does not take stays in an outbox, which `send_more` empties.
+    """
+
+    def __init__(self, sock: socket.socket, *, waits: bool) -> None:
+        self._sock = sock
+        self._waits = waits
+        self._send_lock = threading.Lock()
+        # What the next envelope gives back, where memory is shared.
+        self._released: deque[int] = deque()
+        self._forgotten: deque[int] = deque()
+        self._outbox: deque[Piece] = deque()
+        self._outbox_bytes = 0
+        self._moved = 0.0
+        self._partial = bytearray()
+        self._wanted = 0
+        self._frames: deque[Frame] = deque()
+        self.on_backlog: Callable[[StreamChannel], None] = lambda channel: None
+        self._poll = select.poll()
+        self._poll.register(sock.fileno(), _ENDED)
+        if waits:
+            sock.setblocking(True)
+            tick = struct.pack("ll", int(TICK), 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+        else:
+            sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for a selector."""
+        return self._sock.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits in the outbox."""
+        return bool(self._outbox)
+
+    @property
+    def stalled(self) -> float:
+        """Seconds since the other end took something of what waits for it."""
+        return time.monotonic() - self._moved if self._outbox else 0.0
+
+    @property
+    def more(self) -> bool:
+        """Whether a frame has been read from the socket and not been received yet."""
+        return bool(self._frames)
+
+    @property
+    def releases(self) -> int:
+        """How many of the other end's buffers it could have back."""
+        return len(self._released)
+
+    # Sending
+
+    def send(self, frame: Frame) -> None:
+        with self._send_lock:
+            if self.closed:
+                raise Disconnected("this connection is closed")
+            if not frame.buffers and not self._released and not self._forgotten:
+                data = PREFIX.pack(
+                    PROTOCOL, frame.kind, 0, len(frame.header), 0, 0,
+                    frame.session, frame.request, frame.epoch,
+                ) + frame.header  # fmt: skip
+                # Almost always the socket takes a short frame at once.
+                sent = 0 if self._outbox else self._put(data)
+                if sent != len(data):
+                    self._write(deque([Piece(memoryview(data)[sent:])]))
+                return
+            self._write(self._encode(frame))
+
+    def flush(self) -> None:
+        if self._released and not self.closed:
+            self.send(Frame(codec.ONE_WAY, 0, b""))
+
+    def send_more(self) -> None:
+        """Send what waits in the outbox, as far as the socket takes it, and not for long."""
+        with self._send_lock:
+            self._outbox_bytes -= self._push_some(self._outbox)
+
+    @abstractmethod
+    def _encode(self, frame: Frame) -> deque[Piece]:
+        """A frame as it is sent."""
+
+    @abstractmethod
+    def _push(self, pieces: deque[Piece]) -> int:
+        """Send from the front, in one system call; the bytes that the socket took."""
+
+    def _write(self, pieces: deque[Piece]) -> None:
+        if self._waits:
+            self._finish(pieces)
+            return
+        if not self._outbox:
+            self._push_some(pieces)
+            if not pieces:
+                return
+        behind = bool(self._outbox)
+        self._outbox.extend(pieces)
+        self._outbox_bytes += sum(piece.copied for piece in pieces)
+        self.on_backlog(self)
+        if behind and (
+            self._outbox_bytes > OUTBOX_LIMIT or len(self._outbox) - len(pieces) > OUTBOX_PIECES
+        ):
+            self._fail()
+            raise Disconnected(f"the peer left {self._outbox_bytes} bytes unread")
+
+    def _push_some(self, pieces: deque[Piece]) -> int:
+        """Send what the socket takes; how many bytes of it had been copied for the outbox."""
+        total = copied = 0
+        while pieces and total < TURN:
+            sent = self._push(pieces)
+            if sent == 0:
+                break
+            total += sent
+            copied += _drop(pieces, sent)
+        if total or pieces is not self._outbox:
+            self._moved = time.monotonic()
+        return copied
+
+    def _finish(self, pieces: deque[Piece]) -> None:
+        deadline = time.monotonic() + SEND_LIMIT
+        try:
+            while pieces:
+                sent = self._push(pieces)
+                if sent:
+                    _drop(pieces, sent)
+                    deadline = time.monotonic() + SEND_LIMIT
+                elif time.monotonic() > deadline:
+                    raise Disconnected(f"the server read nothing for {SEND_LIMIT:.0f} s")
+        except BaseException:
+            # Half a frame is out: nothing after it would make sense.
+            self.close()
+            raise
+
+    def _put(self, data: bytes) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            self._gone(e)
+
+    def _gone(self, error: OSError) -> NoReturn:
+        self._fail()
+        raise Disconnected(f"the other end is gone ({error.strerror})") from error
+
+    def _fail(self) -> None:
+        """Cut the connection. A server's loop then sees its end, and closes it."""
+        if self._waits:
+            self.close()
+            return
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    # Receiving
+
+    def receive(self, timeout: float | None = None) -> Frame | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            if self._frames:
+                return self._frames.popleft()
+            if self.closed:
+                raise Disconnected("this connection is closed")
+            flags = 0
+            if self._waits and left is not None and left < TICK:
+                if left > 0:
+                    self._events(select.POLLIN, left)
+                flags = socket.MSG_DONTWAIT
+            ready = self._receive_ready(flags)
+            if deadline is not None:
+                left = deadline - time.monotonic()
+            if not ready and (not self._waits or (left is not None and left <= 0)):
+                return None
+
+    @abstractmethod
+    def _receive_ready(self, flags: int = 0) -> bool:
+        """Read once from the socket; whether there may be more to read at once."""
+
+    @abstractmethod
+    def _open(self, frame: Frame, data: bytes, start: int, inline: int, stop: int) -> Buffers:
+        """The buffers of a frame that is all there: its envelope, and its inline part."""
+
+    def _take_rest(self, frame: Frame, data: bytes, start: int, inline: int, stop: int) -> bool:
+        """Receive a frame's inline part beside `data`, which ends in the midst of it."""
+        return False
+
+    def alive(self) -> bool:
+        if self.closed:
+            return False
+        try:
+            found = self._poll.poll(0)
+        except RuntimeError:
+            # Another thread asks at this moment, and one object serves one thread at a time.
+            found = self._events(_ENDED, 0)
+        return not any(events & _GONE for _, events in found)
+
+    def _events(self, wanted: int, timeout: float) -> list[tuple[int, int]]:
+        poll = select.poll()
+        with suppress(ValueError, OSError):
+            poll.register(self._sock.fileno(), wanted)
+        return poll.poll(timeout * 1000)
+
+    def _take(self, data: bytes) -> None:
+        """Take in what was read from the socket."""
+        if not self._partial and len(data) >= PREFIX.size:
+            # Almost always one read is one short frame.
+            protocol, kind, reserved, header, envelope, inline, session, request, epoch = (
+                PREFIX.unpack_from(data)
+            )
+            if (
+                protocol == PROTOCOL
+                and kind <= codec.ONE_WAY
+                and not (reserved or envelope or inline)
+                and 0 < header == len(data) - PREFIX.size
+            ):
+                self._frames.append(Frame(kind, request, data[PREFIX.size :], (), session, epoch))
+                return
+        if not data:
+            self._ended()
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return
+            data = bytes(self._partial)
+            self._partial.clear()
+        try:
+            rest = self._parse(data)
+        except ProtocolError:
+            self._fail()
+            raise
+        if rest < len(data):
+            self._partial += data[rest:]
+
+    def _ended(self) -> NoReturn:
+        self._fail()
+        raise Disconnected("the other end is gone (its process ended, or closed)")
+
+    def _reading_size(self) -> int:
+        """How much to read at once: a short frame, or what is missing of a longer one."""
+        if not self._partial:
+            return CHUNK
+        return min(MOST, max(CHUNK, self._wanted - len(self._partial)))
+
+    def _parse(self, data: bytes) -> int:
+        """Take in the whole frames in `data`; where the one begins that is not whole."""
+        offset = 0
+        end = len(data)
+        while end - offset >= PREFIX.size:
+            prefix = codec.parse_prefix(data, offset)
+            header = offset + PREFIX.size
+            envelope = header + prefix.header
+            inline = envelope + prefix.envelope
+            stop = inline + prefix.inline
+            if inline > end:
+                self._wanted = inline - offset
+                return offset
+            frame = Frame(
+                prefix.kind, prefix.request, data[header:envelope], (),
+                prefix.session, prefix.epoch,
+            )  # fmt: skip
+            if stop > end:
+                if self._take_rest(frame, data, envelope, inline, stop):
+                    return end
+                self._wanted = stop - offset
+                return offset
+            if prefix.envelope or prefix.inline:
+                frame.buffers = self._open(frame, data, envelope, inline, stop)
+            offset = stop
+            if prefix.header:
+                self._frames.append(frame)
+        self._wanted = PREFIX.size
+        return offset
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        # Another thread may be waiting in the system call.
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        self._outbox.clear()
+        self._let_go()
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Forget what was held for the other end."""
+
+
+def _drop(pieces: deque[Piece], sent: int) -> int:
+    """Forget the first `sent` bytes; how many of them had been copied."""
+    copied = 0
+    while sent:
+        data, _, memory = pieces[0]
+        gone = min(sent, len(data))
+        sent -= gone
+        if memory is None:
+            copied += gone
+        if gone < len(data):
+            pieces[0] = Piece(data[gone:], (), memory)
+        else:
+            pieces.popleft()
+    return copied
