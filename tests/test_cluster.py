@@ -167,12 +167,15 @@ def test_an_error_in_the_body_comes_out_as_it_is(engine: str) -> None:
 @pytest.mark.parametrize(
     ("workers", "said"),
     [
-        (0, r"^workers of job 'worker' are 1 or more, not 0$"),
-        (-1, r"^workers of job 'worker' are 1 or more, not -1$"),
-        (True, r"^workers of job 'worker' are 1 or more, not True$"),
-        (2.0, r"^workers of job 'worker' are 1 or more, not 2\.0$"),
-        ("4", r"^workers of job 'worker' are 1 or more, not '4'$"),
-        ({"actor": 0}, r"^workers of job 'actor' are 1 or more, not 0$"),
+        (0, r"^the number of workers of job 'worker' is a whole number, 1 or more, not 0$"),
+        (-1, r"^the number of workers of job 'worker' is a whole number, 1 or more, not -1$"),
+        (True, r"^the number of workers of job 'worker' is a whole number, 1 or more, not True$"),
+        (2.0, r"^the number of workers of job 'worker' is a whole number, 1 or more, not 2\.0$"),
+        ("4", r"^the number of workers of job 'worker' is a whole number, 1 or more, not '4'$"),
+        (
+            {"actor": 0},
+            r"^the number of workers of job 'actor' is a whole number, 1 or more, not 0$",
+        ),
         ({"chief": 1}, r"^the job 'chief' is not one of workers$"),
         ({"ps": 1}, r"^the job 'ps' is not one of workers$"),
         ({}, r"^a cluster has at least one worker$"),

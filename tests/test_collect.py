@@ -281,16 +281,25 @@ def test_a_timeout_that_is_none_is_refused(engine: str, timeout: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"batch_size": 0}, r"^batch_size is 1 or more, not 0$"),
-        ({"batch_size": -3}, r"^batch_size is 1 or more, not -3$"),
-        ({"batch_size": 2.0}, r"^batch_size is 1 or more, not 2\.0$"),
-        ({"batch_size": "2"}, r"^batch_size is 1 or more, not '2'$"),
-        ({"batch_size": True}, r"^batch_size is 1 or more, not True$"),
+        ({"batch_size": 0}, r"^batch_size is a whole number, 1 or more, not 0$"),
+        ({"batch_size": -3}, r"^batch_size is a whole number, 1 or more, not -3$"),
+        ({"batch_size": 2.0}, r"^batch_size is a whole number, 1 or more, not 2\.0$"),
+        ({"batch_size": "2"}, r"^batch_size is a whole number, 1 or more, not '2'$"),
+        ({"batch_size": True}, r"^batch_size is a whole number, 1 or more, not True$"),
         ({"batch_size": 5, "capacity": 4}, r"^batch_size=5 is outside of 1 to capacity=4$"),
-        ({"batch_size": 1, "capacity": 0}, r"^capacity is 1 or more, not 0$"),
-        ({"batch_size": 1, "capacity_bytes": 0}, r"^capacity_bytes is 1 or more, not 0$"),
-        ({"batch_size": 1, "max_lag": -1}, r"^max_lag is 0 or more versions, or None, not -1$"),
-        ({"batch_size": 1, "max_lag": 0.5}, r"^max_lag is 0 or more versions, or None, not 0\.5$"),
+        ({"batch_size": 1, "capacity": 0}, r"^capacity is a whole number, 1 or more, not 0$"),
+        (
+            {"batch_size": 1, "capacity_bytes": 0},
+            r"^capacity_bytes is a whole number, 1 or more, not 0$",
+        ),
+        (
+            {"batch_size": 1, "max_lag": -1},
+            r"^max_lag is a whole number, 0 or more, or None, not -1$",
+        ),
+        (
+            {"batch_size": 1, "max_lag": 0.5},
+            r"^max_lag is a whole number, 0 or more, or None, not 0\.5$",
+        ),
         (
             {"batch_size": 1, "version_of": "polic"},
             r"^version_of='polic' is not among the resources' variables \['policy'\]$",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
-import operator
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from paceline.collection import Collection
 from paceline.core import messages as m
 from paceline.core.closing import Closing
 from paceline.core.errors import FunctionError, PacelineError, SchemaError
+from paceline.core.numbers import whole
 from paceline.crew import Crew
 from paceline.hosting import hosting, limits, preflight
 from paceline.progress import Mode
@@ -135,11 +135,11 @@ class Cluster(Closing):
         """
         job = self._job(job)
         if max_lag is not None:
-            max_lag = _whole("max_lag", max_lag, 0, "versions, or None")
-        batch_size = _whole("batch_size", batch_size, 1)
+            max_lag = whole(max_lag, "max_lag", 0, ", or None")
+        batch_size = whole(batch_size, "batch_size")
         ahead = 4 if max_lag is None else max_lag
-        capacity = (ahead + 1) * batch_size if capacity is None else _whole("capacity", capacity, 1)
-        capacity_bytes = _whole("capacity_bytes", capacity_bytes, 1)
+        capacity = (ahead + 1) * batch_size if capacity is None else whole(capacity, "capacity")
+        capacity_bytes = whole(capacity_bytes, "capacity_bytes")
         if capacity < batch_size:
             raise SchemaError(f"batch_size={batch_size} is outside of 1 to capacity={capacity}")
         stamps = _stamping(version_of, resources)
@@ -195,25 +195,12 @@ class Cluster(Closing):
 
 def _jobs(workers: int | dict[str, int]) -> dict[str, int]:
     jobs = workers if isinstance(workers, dict) else {"worker": workers}
-    count: Any
-    for job, count in jobs.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise SchemaError(f"workers of job {job!r} are 1 or more, not {count!r}")
+    for job in jobs:
         if job in ("chief", "ps"):
             raise SchemaError(f"the job {job!r} is not one of workers")
     if not jobs:
         raise SchemaError("a cluster has at least one worker")
-    return dict(jobs)
-
-
-def _whole(name: str, number: Any, least: int, what: str = "") -> int:
-    try:
-        found = -1 if isinstance(number, bool) else operator.index(number)
-    except TypeError:
-        found = -1
-    if found < least:
-        raise SchemaError(f"{name} is {least} or more{what and ' '}{what}, not {number!r}")
-    return found
+    return {job: whole(n, f"the number of workers of job {job!r}") for job, n in jobs.items()}
 
 
 def _stamping(version_of: Any, resources: tuple[Any, ...]) -> str | None:
