@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from items import run
 
 from paceline.core import versions
 from paceline.core.collection_state import STALE_ROW, CollectionState
 from paceline.core.errors import Closed, TooStale
-from paceline.core.messages import Head
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.queue_state import QueueState
 from paceline.core.waiting import NOT_YET
 
 EPOCH = versions.first(7)
@@ -52,7 +52,7 @@ class PaceMachine(RuleBasedStateMachine):
     def worker_finishes(self, worker: str) -> None:
         if self.started[worker]:
             stamp = self.started[worker].pop(0)
-            self.state.offer(worker, [Item(Head(b"", [], stamp), None, 1, worker)], 0)
+            self.state.offer(worker, [run(0, stamp=stamp, producer=worker)], 0)
 
     @rule(worker=st.sampled_from("abc"))
     def worker_dies(self, worker: str) -> None:
@@ -72,7 +72,7 @@ class PaceMachine(RuleBasedStateMachine):
         items, lags = found
         assert len(items) == len(lags) == self.state.batch_size
         for made, lag in zip(items, lags, strict=True):
-            assert lag == self.version - made.head.version >= 0
+            assert lag == self.version - made.version >= 0
             assert self.state.max_lag is None or lag <= self.state.max_lag
         self.state.queue.receipt(self.state.queue.hand_out(items, "trainer"), "trainer")
 
@@ -111,7 +111,7 @@ def collection(batch_size: int, max_lag: int | None, now: list[int]) -> Collecti
 
 
 def hand_in(state: CollectionState, worker: str, stamp: int) -> None:
-    state.offer(worker, [Item(Head(b"", [], stamp), None, 1, worker)], 0)
+    state.offer(worker, [run(0, stamp=stamp, producer=worker)], 0)
 
 
 @given(st.integers(1, 5), st.integers(0, 5))

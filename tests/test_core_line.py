@@ -8,22 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from items import marks, run
 
 from paceline.core.errors import Closed
-from paceline.core.messages import Head
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.queue_state import QueueState, Run
 from paceline.core.waiting import NOT_YET
 
 CONSUMERS = st.sampled_from("abc")
 
 
-def items(*marks: int, producer: str = "p", nbytes: int = 1) -> list[Item]:
-    return [Item(Head(b"", [mark]), None, nbytes, producer) for mark in marks]
-
-
-def marks(found: Any) -> list[int]:
-    assert found is not NOT_YET
-    return [one.head.values[0] for one in found]
+def items(*marks: int, producer: str = "p") -> list[Run]:
+    return [run(mark, producer=producer) for mark in marks]
 
 
 def filled(n: int) -> QueueState:
@@ -78,14 +73,14 @@ class Line(RuleBasedStateMachine):
         if self.queue.enqueue(items(self.next), self.queue.ticket()) is True:
             self.free.append(self.next)
             self.next += 1
-        out = self.queue.sift(lambda one: one.head.values[0] % 7 != odd)
+        out = self.queue.sift(lambda one: marks([one])[0] % 7 != odd)
         self.queue.drop(out, "odd")
         assert marks(out) == [mark for mark in self.free if mark % 7 == odd]
         self.free = [mark for mark in self.free if mark % 7 != odd]
 
     @invariant()
     def the_line_is_in_order(self) -> None:
-        assert [one.head.values[0] for one in self.queue._waiting] == self.free
+        assert marks([*self.queue._waiting]) == self.free
         counters = self.queue.counters
         dropped = sum(counters.dropped.values())
         assert counters.accepted == counters.delivered + dropped + self.queue.stored
@@ -116,8 +111,8 @@ def test_each_producers_items_come_in_their_order_and_each_goes_to_one(
     queue = QueueState("q", 100, 1000)
     made = dict.fromkeys("xyz", 0)
     for producer, n in puts:
-        batch = items(*range(made[producer], made[producer] + n), producer=producer)
-        assert queue.enqueue(batch, queue.ticket()) is True
+        batch = run(*range(made[producer], made[producer] + n), producer=producer)
+        assert queue.enqueue([batch], queue.ticket()) is True
         made[producer] += n
     got: dict[str, list[int]] = {"x": [], "y": [], "z": []}
     while queue.size:
@@ -128,7 +123,7 @@ def test_each_producers_items_come_in_their_order_and_each_goes_to_one(
         returned = data.draw(st.booleans())
         queue.receipt(delivery, consumer, returned=returned)
         for one in found if not returned else []:
-            got[one.producer].append(one.head.values[0])
+            got[one.producer] += marks([one])
     assert got == {producer: list(range(n)) for producer, n in made.items()}
 
 
@@ -188,9 +183,9 @@ def test_a_second_close_lets_in_nobody_who_came_after_the_first() -> None:
 
 def test_a_queue_shows_its_counters() -> None:
     queue = filled(3)
-    queue.drop(queue.sift(lambda one: one.head.values[0] != 1), "odd")
+    queue.drop(queue.sift(lambda one: marks([one]) != [1]), "odd")
     queue.receipt(take(queue, 1, "a"), "a")
     assert queue.stats() == {
         "accepted": 3, "delivered": 1, "dropped": {"odd": 1}, "stored": 1, "bytes": 1,
-        "capacity": 3, "capacity_bytes": 1000, "closed": False,
+        "capacity": 3, "capacity_bytes": 1000, "per_producer": None, "closed": False,
     }  # fmt: skip

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from items import run
 
 from paceline.core import versions
 from paceline.core.collection_state import STALE_ROW, CollectionState
 from paceline.core.errors import Closed, ProtocolError, TooStale
-from paceline.core.messages import Head
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.queue_state import QueueState
 from paceline.core.waiting import NOT_YET
 
 FIRST = versions.first(7) + 1
@@ -33,7 +33,7 @@ class Desk:
         self.state = CollectionState(queue, batch_size, max_lag, lambda: self.version)
 
     def offer(self, worker: str, stamps: list[int], abandoned: int = 0) -> None:
-        items = [Item(Head(b"", [], stamp), None, 1, f"worker:{worker}") for stamp in stamps]
+        items = [run(0, stamp=stamp, producer=f"worker:{worker}") for stamp in stamps]
         self.state.offer(worker, items, abandoned)
 
     def made(self, stamp: int, worker: str = "a") -> None:
@@ -46,8 +46,8 @@ class Desk:
         found = self.state.next(retry=retry)
         if found is NOT_YET:
             return None
-        items, lags = found
-        self.state.queue.receipt(self.state.queue.hand_out(items, "trainer"), "trainer")
+        runs, lags = found
+        self.state.queue.receipt(self.state.queue.hand_out(runs, "trainer"), "trainer")
         return lags
 
     @property
@@ -369,7 +369,7 @@ def test_items_of_an_older_epoch_are_dropped_whatever_the_lag_allowed(max_lag: i
 def test_without_a_variable_nothing_is_stamped_and_nothing_dropped() -> None:
     state = CollectionState(QueueState("c", 4, 1 << 30), 2, 0, None)
     assert state.admit("a", 9) == 4
-    state.offer("a", [Item(Head(b"", []), None, 1, "worker:0")] * 2, 0)
+    state.offer("a", [run(0, 1, producer="worker:0")], 0)
     found = state.next(retry=False)
     assert found is not NOT_YET
     assert found[1] == []

@@ -7,51 +7,70 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from items import marks, run
 
 from paceline.core.errors import Closed, SchemaError
-from paceline.core.messages import Head
-from paceline.core.queue_state import Item, QueueState
-from paceline.core.waiting import NOT_YET
+from paceline.core.messages import RunHead
+from paceline.core.queue_state import QueueState, Run, items_in
+from paceline.core.waiting import HELD_BACK, NOT_YET
 
 CAPACITY, BYTES = 5, 20
+OWNERS = st.sampled_from("xyz")
 
 
-def item(producer: str = "p", nbytes: int = 1, mark: int = 0) -> Item:
-    return Item(Head(b"", [mark]), None, nbytes, producer)
+def parts(marks: list[int], sizes: list[int]) -> list[list[int]]:
+    """The marks, cut into runs of these sizes and one of the rest."""
+    cut = []
+    for size in sizes:
+        cut.append(marks[:size])
+        marks = marks[size:]
+    return [one for one in [*cut, marks] if one]
 
 
 class QueueMachine(RuleBasedStateMachine):
     """Producers and consumers in any order, some of which die."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.queue = QueueState("q", CAPACITY, BYTES)
+    @initialize(per_producer=st.one_of(st.none(), st.integers(1, 4)))
+    def begin(self, per_producer: int | None) -> None:
+        self.queue = QueueState("q", CAPACITY, BYTES, per_producer)
+        self.bound = CAPACITY if per_producer is None else per_producer
         self.made = 0
         self.waiting: list[int] = []
         self.held: dict[int, tuple[str, list[int]]] = {}
         self.delivered: list[int] = []
+        self.dropped: list[int] = []
         self.closed = False
+        self.owner: dict[int, str | None] = {}
 
-    @rule(count=st.integers(1, 3), nbytes=st.integers(0, 8))
-    def enqueue(self, count: int, nbytes: int) -> None:
+    def owed(self, owner: str) -> int:
+        held = [mark for _, marks in self.held.values() for mark in marks]
+        return sum(self.owner[mark] == owner for mark in self.waiting + held)
+
+    @rule(
+        count=st.integers(1, 3), nbytes=st.integers(0, 8), owner=OWNERS,
+        sizes=st.lists(st.integers(1, 2), max_size=2),
+    )  # fmt: skip
+    def enqueue(self, count: int, nbytes: int, owner: str, sizes: list[int]) -> None:
         marks = list(range(self.made, self.made + count))
-        items = [item(nbytes=nbytes, mark=mark) for mark in marks]
+        runs = [run(*part, nbytes=nbytes, owner=owner) for part in parts(marks, sizes)]
         before = (self.queue.stored, self.queue.nbytes)
         try:
-            done = self.queue.enqueue(items, self.queue.ticket())
+            done = self.queue.enqueue(runs, self.queue.ticket())
         except Closed:
             assert self.closed
             return
         except SchemaError:
-            assert count > CAPACITY or count * nbytes > BYTES
+            assert count > self.bound or count * nbytes > BYTES
             return
         assert not self.closed
+        allowed = self.owed(owner) + count <= self.bound or self.queue.per_producer is None
         fits = before[0] + count <= CAPACITY and before[1] + count * nbytes <= BYTES
-        assert (done is not NOT_YET) == fits
-        if fits:
+        assert done is (True if allowed and fits else NOT_YET if allowed else HELD_BACK)
+        if done:
             self.made += count
             self.waiting += marks
+            self.owner |= dict.fromkeys(marks, owner)
         else:
             assert (self.queue.stored, self.queue.nbytes) == before
 
@@ -59,21 +78,21 @@ class QueueMachine(RuleBasedStateMachine):
     def dequeue(self, least: int, more: int, consumer: str) -> None:
         before = self.queue.size
         try:
-            items = self.queue.dequeue(least, least + more)
+            runs = self.queue.dequeue(least, least + more)
         except Closed:
             assert self.closed
             assert before < least
             assert not self.held
             return
-        if items is NOT_YET:
+        if runs is NOT_YET:
             assert before < least
             assert self.queue.size == before
             return
-        marks = [i.head.values[0] for i in items]
-        assert marks == self.waiting[: len(marks)]
-        assert len(marks) == min(before, least + more)
-        del self.waiting[: len(marks)]
-        self.held[self.queue.hand_out(items, consumer)] = (consumer, marks)
+        taken = marks(runs)
+        assert taken == self.waiting[: len(taken)]
+        assert len(taken) == items_in(runs) == min(before, least + more)
+        del self.waiting[: len(taken)]
+        self.held[self.queue.hand_out(runs, consumer)] = (consumer, taken)
 
     @rule(returned=st.booleans(), data=st.data())
     def receipt(self, returned: bool, data: Any) -> None:
@@ -93,10 +112,24 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(consumer=st.sampled_from("ab"))
     def consumer_dies(self, consumer: str) -> None:
         self.queue.lost(consumer)
-        for delivery, (holder, marks) in list(self.held.items()):
+        for delivery, (holder, mine) in list(self.held.items()):
             if holder == consumer:
                 del self.held[delivery]
-                self.waiting = sorted(marks + self.waiting)
+                self.waiting = sorted(mine + self.waiting)
+
+    @rule(owner=OWNERS)
+    def producer_dies_and_comes_back(self, owner: str) -> None:
+        self.queue.lost(owner)
+        # What it had enqueued is still there, and bounds nobody.
+        self.owner = {mark: None if of == owner else of for mark, of in self.owner.items()}
+
+    @rule(odd=st.integers(0, 2))
+    def drop_some(self, odd: int) -> None:
+        out = self.queue.sift(lambda one: one.number % 3 != odd)
+        self.queue.drop(out, "odd")
+        gone = marks(out)
+        self.dropped += gone
+        self.waiting = [mark for mark in self.waiting if mark not in gone]
 
     @rule(cancel=st.booleans())
     def close(self, cancel: bool) -> None:
@@ -105,13 +138,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_accounted_for(self) -> None:
+        if not hasattr(self, "queue"):
+            return
         counters = self.queue.counters
         dropped = sum(counters.dropped.values())
         assert counters.accepted == counters.delivered + dropped + self.queue.stored == self.made
         assert self.queue.stored <= CAPACITY
         assert 0 <= self.queue.nbytes <= BYTES
+        assert self.queue.size == len(self.waiting)
         held = [mark for _, marks in self.held.values() for mark in marks]
-        assert sorted(self.delivered + held + self.waiting) == list(range(self.made))
+        assert sorted(self.delivered + self.dropped + held + self.waiting) == list(range(self.made))
 
 
 TestQueueMachine = QueueMachine.TestCase
@@ -120,18 +156,18 @@ TestQueueMachine.settings = settings(deadline=None, max_examples=80, stateful_st
 
 def test_what_was_pending_at_close_still_gets_in_and_what_comes_after_does_not() -> None:
     queue = QueueState("q", 1, 100)
-    assert queue.enqueue([item()], queue.ticket()) is True
+    assert queue.enqueue([run(0)], queue.ticket()) is True
     pending = queue.ticket()
-    assert queue.enqueue([item()], pending) is NOT_YET
+    assert queue.enqueue([run(0)], pending) is NOT_YET
     queue.pending_enqueues = 1
     queue.close()
     with pytest.raises(Closed, match=r"^enqueue 'q': it is closed$"):
-        queue.enqueue([item()], queue.ticket())
+        queue.enqueue([run(0)], queue.ticket())
     taken = queue.dequeue(1, 1)
     assert taken is not NOT_YET
     queue.receipt(queue.hand_out(taken, "c"), "c")
     assert queue.dequeue(1, 1) is NOT_YET
-    assert queue.enqueue([item()], pending) is True
+    assert queue.enqueue([run(0)], pending) is True
     queue.pending_enqueues = 0
     last = queue.dequeue(1, 1)
     assert last is not NOT_YET
@@ -145,18 +181,70 @@ def test_what_was_pending_at_close_still_gets_in_and_what_comes_after_does_not()
 
 def test_cancelling_refuses_what_was_pending() -> None:
     queue = QueueState("q", 1, 100)
-    queue.enqueue([item()], queue.ticket())
+    queue.enqueue([run(0)], queue.ticket())
     pending = queue.ticket()
     queue.close(cancel=True)
     with pytest.raises(Closed, match=r"^enqueue 'q': it is closed$"):
-        queue.enqueue([item()], pending)
+        queue.enqueue([run(0)], pending)
 
 
 def test_more_than_it_can_ever_hold_is_refused_with_the_way_out() -> None:
     queue = QueueState("q", 2, 100)
     with pytest.raises(SchemaError, match=r"^enqueue 'q': 3 items of 3 bytes.*larger capacity="):
-        queue.enqueue([item()] * 3, queue.ticket())
+        queue.enqueue([run(0, 1, 2)], queue.ticket())
     with pytest.raises(SchemaError, match=r"^enqueue 'q': 1 items of 101 bytes"):
-        queue.enqueue([item(nbytes=101)], queue.ticket())
+        queue.enqueue([run(0, nbytes=101)], queue.ticket())
     with pytest.raises(SchemaError, match=r"^dequeue 'q': 3 items in one step.*give it capacity=3"):
         queue.dequeue(3, 3)
+
+
+def test_with_per_producer_one_is_held_back_and_others_are_not() -> None:
+    queue = QueueState("q", 4, 100, per_producer=1)
+    assert queue.enqueue([run(0, owner="x")], queue.ticket()) is True
+    assert queue.enqueue([run(1, owner="x")], queue.ticket()) is HELD_BACK
+    assert queue.enqueue([run(2, owner="y")], queue.ticket()) is True
+    taken = queue.dequeue(1, 1)
+    assert marks(taken) == [0]
+    assert taken is not NOT_YET
+    delivery = queue.hand_out(taken, "c")
+    # Taken is not delivered: the consumer may still give it back.
+    assert queue.enqueue([run(1, owner="x")], queue.ticket()) is HELD_BACK
+    queue.receipt(delivery, "c")
+    assert queue.enqueue([run(1, owner="x")], queue.ticket()) is True
+
+
+def test_the_capacity_bounds_all_producers_also_with_per_producer() -> None:
+    queue = QueueState("q", 2, 100, per_producer=2)
+    assert queue.enqueue([run(0, owner="x")], queue.ticket()) is True
+    assert queue.enqueue([run(1, owner="y")], queue.ticket()) is True
+    assert queue.enqueue([run(2, owner="z")], queue.ticket()) is NOT_YET
+
+
+def test_more_than_a_producer_may_ever_have_is_refused_with_the_way_out() -> None:
+    queue = QueueState("q", 8, 100, per_producer=2)
+    with pytest.raises(
+        SchemaError,
+        match=r"^enqueue 'q': 3 items in one step, but a producer may have 2 in it: enqueue fewer"
+        r" at a time, or give it per_producer=3 or more$",
+    ):
+        queue.enqueue([run(0), run(1, 2)], queue.ticket())
+
+
+def test_what_a_dead_producer_left_bounds_nobody_and_stays_stored() -> None:
+    queue = QueueState("q", 4, 100, per_producer=1)
+    queue.enqueue([run(0, owner="x")], queue.ticket())
+    queue.lost("x")
+    assert queue.stored == 1
+    assert queue.enqueue([run(1, owner="x")], queue.ticket()) is True
+    left = queue.dequeue(1, 1)
+    assert left is not NOT_YET
+    queue.receipt(queue.hand_out(left, "c"), "c")
+    assert queue.counters.delivered == 1
+
+
+def test_texts_count_item_by_item() -> None:
+    head = RunHead(b"", 3, [["a", "bbb", ""], [0, 0, 0]])
+    whole = Run(head, None, 10, "p", texts=(0,), number=7)
+    first, rest = whole.split(1)
+    assert (whole.nbytes, first.nbytes, rest.nbytes) == (34, 11, 23)
+    assert (rest.number, rest.content()) == (8, (RunHead(b"", 2, [["bbb", ""], [0, 0]]), None))

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from paceline.core import tree as trees
 from paceline.core.errors import SchemaError
 from paceline.core.like import rebuild
-from paceline.core.stacking import row, stack
+from paceline.core.stacking import Stretch, row, stack
 
 settings.register_profile("suite", deadline=None, max_examples=60)
 settings.load_profile("suite")
@@ -74,17 +74,18 @@ def test_stacked_trees_gain_a_leading_axis() -> None:
         flat = trees.flatten({"x": np.full((2, 2), i), "n": i, "ok": i > 0, "name": f"item {i}"})
         block = np.zeros(flat.nbytes, np.uint8)
         flat.write(block.data)
-        parts.append((flat.layout, flat.values, block))
+        parts.append(Stretch(flat.layout, 1, [[value] for value in flat.values], block))
     joined: Any = stack(parts)
     assert joined["x"].shape == (3, 2, 2)
     np.testing.assert_array_equal(joined["x"][:, 0, 0], [0, 1, 2])
     np.testing.assert_array_equal(joined["n"], [0, 1, 2])
     np.testing.assert_array_equal(joined["ok"], [False, True, True])
     assert joined["name"] == ["item 0", "item 1", "item 2"]
-    parts[0][2][:] = 9
+    assert parts[0].block is not None
+    parts[0].block[:] = 9
     assert joined["x"][0, 0, 0] == 0
     other = trees.flatten({"x": np.zeros(3), "n": 1, "ok": True, "name": ""})
-    assert stack([*parts, (other.layout, other.values, np.zeros(other.nbytes, np.uint8))]) is None
+    assert stack([*parts, Stretch(other.layout, 1, [[1], [True], [""]], None)]) is None
 
 
 def test_strided_and_fortran_arrays_keep_their_values() -> None:
@@ -218,6 +219,7 @@ def test_rows_of_stacked_trees_are_the_trees(tree: Any, n: int) -> None:
     flat = trees.flatten(tree)
     block = np.zeros(flat.nbytes, np.uint8)
     flat.write(block.data)
-    joined = stack([(flat.layout, flat.values, block)] * n)
+    stretch = Stretch(flat.layout, 1, [[value] for value in flat.values], block)
+    joined = stack([stretch] * n)
     for place in range(n):
         assert equal(row(flat.layout, joined, place), tree)

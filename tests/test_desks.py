@@ -16,7 +16,7 @@ def test_a_dropped_item_lets_the_next_waiting_worker_start() -> None:
     waiting = second.connection.post(m.Offer("c", [], 1, 0, None), timeout=None)
     chief.connection.post(m.Next("c", False, None), timeout=None)
     policy.assign(1)
-    stale = m.Head(flatten(1).layout, [1], stamp)
+    stale = m.RunHead(flatten(1).layout, 1, [[1]], stamp)
     first.connection.post(m.Offer("c", [stale], 1, 0, None), timeout=None)
     assert (granted.items, waiting.result()[0].items) == (1, 1)
     assert chief.connection.call(m.CollectionStats("c")).content["dropped"] == {"stale": 1}

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from items import run as run_of
 from pages import ROOT, Page, page, run, smaller, timeless
 
 import paceline
 from paceline.core.collection_state import CollectionState
-from paceline.core.messages import Head
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.queue_state import QueueState
 from paceline.core.waiting import NOT_YET
 
 DOCS = ROOT / "docs"
@@ -188,8 +188,7 @@ def _take_a_batch(state: CollectionState, worker: object, version: int) -> None:
     if items is NOT_YET:
         granted = state.admit(worker, 4)
         assert granted == 4
-        head = Head(b"", [], version, None)
-        state.offer(worker, [Item(head, None, 0, "worker:0") for _ in range(4)], 0)
+        state.offer(worker, [run_of(0, 1, 2, 3, stamp=version, producer="worker:0")], 0)
         items = state.next(retry=True)
     assert items is not NOT_YET
     state.queue.receipt(state.queue.hand_out(items[0], "chief"), "chief")

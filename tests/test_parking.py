@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from paceline.core.clock import ManualClock
 from paceline.core.errors import TimedOut
-from paceline.core.waiting import NOT_YET
+from paceline.core.waiting import HELD_BACK, NOT_YET
 from paceline.server.parking import SPARE, Parked, Parking
 
 TIMEOUTS = st.none() | st.integers(0, 5).map(float)
@@ -249,3 +250,52 @@ def test_deadlines_of_waits_that_are_over_do_not_pile_up() -> None:
         parking.changed("k")
         assert len(parking._deadlines) <= 2 + SPARE + 1
     assert parking.next_deadline() == 1.0
+
+
+PEERS = {name: object() for name in "abc"}
+
+
+def lanes(*waits: tuple[str, Any]) -> tuple[Parking, dict[str, Any], list[str]]:
+    """Waits that say what is in the dict under their name; the names of those answered."""
+    parking = Parking(ManualClock())
+    says = dict(waits)
+    told: list[str] = []
+
+    def tell(name: str, result: Any) -> None:
+        told.append(name)
+
+    for name, _ in waits:
+        attempt, answer = partial(says.__getitem__, name), partial(tell, name)
+        parking.park("room", Parked(PEERS[name[0]], 1, str, attempt, answer), None)
+    return parking, says, told
+
+
+def test_one_held_back_by_a_bound_of_its_own_is_passed_by_others_in_order() -> None:
+    parking, says, told = lanes(("a1", HELD_BACK), ("b1", NOT_YET), ("c1", 1))
+    parking.changed("room", in_order=True)
+    assert told == []
+    says["b1"] = 1
+    parking.changed("room", in_order=True)
+    assert told == ["b1", "c1"]
+    says["a1"] = 1
+    parking.changed("room", in_order=True)
+    assert told == ["b1", "c1", "a1"]
+
+
+def test_a_peers_own_waits_do_not_pass_each_other() -> None:
+    parking, says, told = lanes(("a1", HELD_BACK), ("a2", 1), ("b1", 1))
+    parking.changed("room", in_order=True)
+    assert told == ["b1"]
+    says["a1"] = 1
+    parking.changed("room", in_order=True)
+    assert told == ["b1", "a1", "a2"]
+
+
+def test_who_comes_stands_behind_its_own_waits_and_behind_those_that_wait_for_all() -> None:
+    parking, says, _ = lanes(("a1", HELD_BACK), ("a2", 1))
+    parking.changed("room", in_order=True)
+    assert parking.standing(PEERS["a"], "room") is HELD_BACK
+    assert parking.standing(PEERS["b"], "room") is None
+    says["a1"] = NOT_YET
+    parking.changed("room", in_order=True)
+    assert parking.standing(PEERS["b"], "room") is NOT_YET

@@ -152,7 +152,9 @@ def test_a_number_of_items_is_whole_and_positive(server: Serving, n: Any) -> Non
     queue = server.session().queue("q", 4)
     queue.enqueue(0)
     for take in (queue.dequeue_many, queue.dequeue_up_to):
-        with pytest.raises(SchemaError, match=r"^a number of items is 1 or more, not "):
+        with pytest.raises(
+            SchemaError, match=r"^the number of items is a whole number, 1 or more, not "
+        ):
             take(n, timeout=0)
     assert queue.size == 1
 
@@ -160,10 +162,13 @@ def test_a_number_of_items_is_whole_and_positive(server: Serving, n: Any) -> Non
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, True, "8"])
 def test_a_capacity_is_whole_and_positive(server: Serving, capacity: Any) -> None:
     session = server.session()
-    with pytest.raises(SchemaError, match=r"^queue 'q': capacities are whole and 1 or more, not "):
+    said = r"^queue 'q': {} is a whole number, 1 or more{}, not "
+    with pytest.raises(SchemaError, match=said.format("capacity", "")):
         session.queue("q", capacity)
-    with pytest.raises(SchemaError, match=r"^queue 'q': capacities are whole and 1 or more, not "):
+    with pytest.raises(SchemaError, match=said.format("capacity_bytes", "")):
         session.queue("q", 1, capacity_bytes=capacity)
+    with pytest.raises(SchemaError, match=said.format("per_producer", ", or None")):
+        session.queue("q", 1, per_producer=capacity)
     assert session.resources()["queues"] == {}
 
 
@@ -173,7 +178,8 @@ def test_a_name_has_one_definition(server: Serving) -> None:
     assert session.queue("q", 4).capacity == session.queue("q").capacity == 4
     with pytest.raises(
         SchemaError,
-        match=r"^queue 'q' exists with capacity=4 and capacity_bytes=\d+; asked for: 5 and \d+$",
+        match=r"^queue 'q' exists with capacity=4, capacity_bytes=\d+, per_producer=None; asked"
+        r" for: capacity=5, capacity_bytes=\d+, per_producer=None$",
     ):
         session.queue("q", 5)
 
@@ -194,6 +200,123 @@ def test_an_unknown_queue_names_those_there_are(server: Serving) -> None:
     session.queue("q", 1)
     with pytest.raises(UnknownName, match=r"^no queue 'r'; there are \['q'\]$"):
         session.connection.call(m.QueueStats("r"))
+
+
+# The bound of each producer
+
+
+def test_a_producer_waits_for_the_delivery_of_its_own_items_and_others_do_not(
+    server: Serving,
+) -> None:
+    one, two = (server.session().queue("q", 8, per_producer=1) for _ in range(2))
+    one.enqueue("a0")
+    waiting = Call(lambda: one.enqueue("a1", timeout=DEADLINE_SECONDS))
+    until(lambda: one._connection._waiters)
+    one.stats()
+    two.enqueue("b0", timeout=DEADLINE_SECONDS)
+    with pytest.raises(
+        TimedOut,
+        match=r"^enqueue of 1 items to 'q': this producer has 1 of its per_producer=1 items in it;"
+        r" whoever dequeues ends the wait; members: session:0, session:1, after 0\.\d s",
+    ):
+        two.enqueue("b1", timeout=0.05)
+    assert two.dequeue(timeout=5) == "a0"
+    waiting.outcome()
+    assert two.dequeue_many(2, timeout=5).data == ["b0", "a1"]
+    assert conserved(one.stats())
+
+
+def test_producers_that_wait_for_room_keep_their_order_beside_one_at_its_bound(
+    server: Serving,
+) -> None:
+    bounded, other = (server.session().queue("q", 2, per_producer=2) for _ in range(2))
+    bounded.enqueue_many([0, 1])
+    mine = Call(lambda: bounded.enqueue(2, timeout=DEADLINE_SECONDS))
+    until(lambda: bounded._connection._waiters)
+    bounded.stats()
+    theirs = Call(lambda: other.enqueue(3, timeout=DEADLINE_SECONDS))
+    until(lambda: other._connection._waiters)
+    other.stats()
+    taker = server.session().queue("q")
+    assert taker.dequeue(timeout=5) == 0
+    # There is room for one: the first in line, which its own bound no longer holds back.
+    mine.outcome()
+    assert taker.dequeue(timeout=5) == 1
+    theirs.outcome()
+    assert taker.dequeue_many(2, timeout=5).data.tolist() == [2, 3]
+
+
+def test_the_threads_of_a_session_share_its_bound_and_keep_their_order(server: Serving) -> None:
+    queue = server.session().queue("q", 8, per_producer=2)
+    queue.enqueue_many([0, 1])
+    calls = []
+    for n in (2, 3):
+        calls.append(Call(lambda n=n: queue.enqueue(n, timeout=DEADLINE_SECONDS)))
+        until(lambda: len(queue._connection._waiters) == len(calls))
+        queue.stats()
+    taker = server.session().queue("q")
+    assert [taker.dequeue(timeout=5) for _ in range(4)] == [0, 1, 2, 3]
+    for call in calls:
+        call.outcome()
+
+
+def test_more_at_once_than_a_producer_may_have_is_refused(server: Serving) -> None:
+    server.session().queue("q", 8, per_producer=2)
+    queue = server.session().queue("q")
+    assert queue.per_producer == 2
+    with pytest.raises(
+        SchemaError,
+        match=r"^enqueue 'q': 3 items in one step, but a producer may have 2 in it: enqueue fewer"
+        r" at a time, or give it per_producer=3 or more$",
+    ):
+        queue.enqueue_many([1, 2, 3])
+    assert queue.size == 0
+
+
+def test_a_session_that_closed_leaves_its_items_and_not_its_bound(server: Serving) -> None:
+    first = server.session(job="worker", index=0)
+    first.queue("q", 8, per_producer=1).enqueue("old")
+    first.close()
+    queue = server.session(job="worker", index=0).queue("q")
+    queue.enqueue("new", timeout=DEADLINE_SECONDS)
+    assert queue.dequeue_many(2, timeout=5).data == ["old", "new"]
+
+
+def test_bounds_may_be_numpys_integers(server: Serving) -> None:
+    whole: Any = [np.int32(4), np.int64(1000), np.uint8(3), np.int64(2)]
+    queue = server.session().queue("q", whole[0], capacity_bytes=whole[1], per_producer=whole[2])
+    queue.enqueue_many([1, 2, 3])
+    assert queue.dequeue_many(whole[3]).data.tolist() == [1, 2]
+
+
+# Runs of items alike
+
+
+def test_a_run_is_taken_in_any_pieces_and_comes_back_to_its_place(server: Serving) -> None:
+    queue = server.session().queue("q", 4000)
+    items = [{"x": np.full(40, n, np.int16), "n": n, "name": str(n)} for n in range(3000)]
+    queue.enqueue_many(items)
+    connection = queue._connection
+    held = connection.call(m.Dequeue("q", 7, 7, 0.0), timeout=5)
+    found = queue.dequeue_many(5).items()
+    connection.tell(m.Receipt("q", held.delivery, True))
+    back = queue.dequeue_up_to(7).items()
+    assert [item["n"] for item in back + found] == list(range(12))
+    rest = queue.dequeue_many(2988)
+    assert [item["n"] for item in rest.items()] == list(range(12, 3000))
+    np.testing.assert_equal(rest.items()[-1], items[-1])
+    assert (queue.stats()["bytes"], queue.size) == (0, 0)
+
+
+def test_what_producers_mix_comes_out_in_order_whatever_the_runs(server: Serving) -> None:
+    one, two = server.session().queue("q", 100), server.session().queue("q", 100)
+    one.enqueue_many([0, 1, "two", 3.0], version=7)
+    two.enqueue_many([4, 5])
+    first = one.dequeue_many(3)
+    assert (first.data, first.version.tolist()) == ([0, 1, "two"], [7, 7, 7])
+    rest = one.dequeue_many(3)
+    assert (rest.data, rest.version.tolist()) == ([3.0, 4, 5], [7, -1, -1])
+    assert rest.worker == ("session:0", "session:1", "session:1")
 
 
 # What is in them
@@ -402,7 +525,7 @@ from paceline.session import Session
 session = Session(sys.argv[1], secret=bytes.fromhex(sys.argv[2]))
 connection = session.connection
 items = connection.call(m.Dequeue("q", 3, 3, 5.0), (), 5.0)
-print(len(items.items), flush=True)
+print(sum(run.count for run in items.runs), flush=True)
 sys.stdin.read()
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from paceline.core import messages as m
 from paceline.core import versions
 from paceline.core.stacking import row
 from paceline.core.tree import child
-from paceline.packing import stacked
+from paceline.packing import stacked, views
 from paceline.transports.base import Memory
 
 D = TypeVar("D")
@@ -88,19 +89,26 @@ class Batch(Generic[D]):
 
 def assembled(items: m.Items, memories: Sequence[Memory | None]) -> Batch[Any]:
     """The batch of a delivery."""
-    heads = items.items
-    names = sorted({name for head in heads for name in head.metrics or ()})
+    return _batch(items, stacked(items.runs, memories))
+
+
+def lent(items: m.Items, memories: Sequence[Memory | None]) -> Batch[Any]:
+    """The batch of a delivery, whose items are read-only views of their makers' memory."""
+    return replace(_batch(items, views(items.runs, memories)), layout=None)
+
+
+def _batch(items: m.Items, data: Any) -> Batch[Any]:
+    heads = items.runs
+    counts = [head.count for head in heads]
+    logs = [log for head in heads for log in head.metrics]
     return Batch(
-        data=stacked(heads, memories),
+        data=data,
         layout=heads[0].layout if len({head.layout for head in heads}) == 1 else None,
-        version=np.array([head.version for head in heads], np.int64),
-        lag=np.array(items.lags, np.int64),
-        worker=tuple(items.producers),
+        version=np.repeat(np.array([head.version for head in heads], np.int64), counts),
+        lag=np.repeat(np.array(items.lags, np.int64), counts if items.lags else 0),
+        worker=tuple(chain.from_iterable(map(repeat, items.producers, counts))),
         metrics={
-            name: np.array(
-                [value for head in heads for value in (head.metrics or {}).get(name, ())],
-                np.float64,
-            )
-            for name in names
+            name: np.array([value for log in logs for value in log.get(name, ())], np.float64)
+            for name in sorted({name for log in logs for name in log})
         },
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,34 +13,49 @@ from paceline.adapters.base import convert
 from paceline.core import messages as m
 from paceline.core import tree as trees
 from paceline.core.errors import SchemaError
-from paceline.core.stacking import stack
+from paceline.core.runs import FlatRun, runs
+from paceline.core.stacking import Stretch, stack
 from paceline.core.tree import Array, Tree
 from paceline.transports.base import Arena, Block, Memory
 
+RUN_BYTES = 256 << 10
+"""Bytes of arrays up to which items share one block, which is free again when all are gone."""
 
-def pack(
-    arena: Arena,
-    tree: Tree,
-    what: str,
-    version: int = m.NO_VERSION,
-    metrics: dict[str, list[float]] | None = None,
-) -> tuple[m.Head, Block | None]:
+
+def pack(arena: Arena, tree: Tree, what: str) -> tuple[m.Head, Block | None]:
     """Take a tree apart and copy its arrays, once, into memory that can be sent.
 
     Raises:
         SchemaError: a leaf may not travel; the message starts with `what` and has its path.
         OutOfMemory: there is no memory for it.
     """
-    try:
+    with _said_of(what):
         flat = trees.flatten(tree, convert)
-    except SchemaError as e:
-        raise SchemaError(f"{what}: {e}") from e
-    head = m.Head(flat.layout, list(flat.values), version, metrics)
-    if flat.nbytes == 0:
-        return head, None
-    block = arena.allocate(flat.nbytes)
-    flat.write(block.view())
-    return head, block
+    return m.Head(flat.layout, list(flat.values)), _written(arena, flat)
+
+
+def pack_items(
+    arena: Arena, items: Sequence[Tree], what: str, version: int
+) -> list[tuple[m.RunHead, Block | None]]:
+    """Take items with one stamp apart, in runs of those alike; raises as `pack`."""
+    with _said_of(what):
+        found = runs(items, convert)
+    return [
+        (m.RunHead(run.layout, run.count, run.columns, version), _written(arena, run))
+        for whole in found
+        for run in whole.pieces(RUN_BYTES)
+    ]
+
+
+def pack_item(
+    arena: Arena, item: Tree, what: str, version: int, metrics: dict[str, list[float]] | None
+) -> tuple[m.RunHead, Block | None]:
+    """Take one item apart, with what was logged while it was made; raises as `pack`."""
+    with _said_of(what):
+        flat = trees.flatten(item, convert)
+    columns = [[value] for value in flat.values]
+    logged = [] if metrics is None else [metrics]
+    return m.RunHead(flat.layout, 1, columns, version, logged), _written(arena, flat)
 
 
 def view(layout: bytes, values: Sequence[Any], memory: Memory | None) -> Tree:
@@ -52,18 +69,51 @@ def copy(layout: bytes, values: Sequence[Any], memory: Memory | None) -> Tree:
     return trees.unflatten(layout, values, block)
 
 
-def stacked(heads: Sequence[m.Head], memories: Sequence[Memory | None]) -> Tree:
+def views(heads: Sequence[m.RunHead], memories: Sequence[Memory | None]) -> list[Tree]:
+    """The items of runs, one by one, over their memory as it is; as `view`."""
+    return [
+        tree
+        for head, memory in zip(heads, memories, strict=True)
+        for tree in _stretch(head, _read_only(memory)).trees()
+    ]
+
+
+def stacked(heads: Sequence[m.RunHead], memories: Sequence[Memory | None]) -> Tree:
     """One tree with a leading axis, or a list of trees where shapes differ; it owns its memory."""
-    parts = [
-        (head.layout, head.values, None if memory is None else memory.array())
+    found = [
+        _stretch(head, None if memory is None else memory.array())
         for head, memory in zip(heads, memories, strict=True)
     ]
-    joined = stack(parts)
+    joined = stack(found)
     if joined is not None:
         return joined
     return [
-        copy(head.layout, head.values, memory) for head, memory in zip(heads, memories, strict=True)
+        tree
+        for stretch in found
+        for tree in replace(
+            stretch, block=None if stretch.block is None else stretch.block.copy()
+        ).trees()
     ]
+
+
+def _stretch(head: m.RunHead, block: Array | None) -> Stretch:
+    return Stretch(head.layout, head.count, head.columns, block)
+
+
+def _written(arena: Arena, flat: trees.Flat | FlatRun) -> Block | None:
+    if flat.nbytes == 0:
+        return None
+    block = arena.allocate(flat.nbytes)
+    flat.write(block.view())
+    return block
+
+
+@contextmanager
+def _said_of(what: str) -> Iterator[None]:
+    try:
+        yield
+    except SchemaError as e:
+        raise SchemaError(f"{what}: {e}") from e
 
 
 def _read_only(memory: Memory | None) -> Array | None:

@@ -11,7 +11,8 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
-from paceline.packing import copy, pack
+from paceline.core.numbers import whole
+from paceline.packing import copy, pack_items
 
 D = TypeVar("D")
 
@@ -25,11 +26,17 @@ class Queue(Generic[D]):
     """
 
     def __init__(
-        self, connection: Connection, name: str, capacity: int, capacity_bytes: int
+        self,
+        connection: Connection,
+        name: str,
+        capacity: int,
+        capacity_bytes: int,
+        per_producer: int | None = None,
     ) -> None:
         self.name = name
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
+        self.per_producer = per_producer
         self._connection = connection
 
     def __repr__(self) -> str:
@@ -66,9 +73,15 @@ class Queue(Generic[D]):
                 f"{what}: {len(items)} items in one step, but it holds {self.capacity} at most;"
                 " enqueue fewer at a time, or give it a larger capacity="
             )
+        if self.per_producer is not None and len(items) > self.per_producer:
+            raise SchemaError(
+                f"{what}: {len(items)} items in one step, but a producer may have"
+                f" {self.per_producer} in it: enqueue fewer at a time, or give it"
+                f" per_producer={len(items)} or more"
+            )
         if not items:
             return
-        packed = [pack(self._connection.arena, item, what, stamp) for item in items]
+        packed = pack_items(self._connection.arena, items, what, stamp)
         request = m.Enqueue(self.name, [head for head, _ in packed], limit)
         self._connection.call(request, [block for _, block in packed], limit)
 
@@ -88,12 +101,13 @@ class Queue(Generic[D]):
         Raises:
             SchemaError: `n` is more than the queue can hold.
         """
-        batch: Batch[D] = self._take(_positive(n), n, timeout, assembled)
+        n = _number(n)
+        batch: Batch[D] = self._take(n, n, timeout, assembled)
         return batch
 
     def dequeue_up_to(self, n: int, *, timeout: float | None = 60.0) -> Batch[D]:
         """Take what there is, at least one item and at most `n`; raises as `dequeue`."""
-        batch: Batch[D] = self._take(1, _positive(n), timeout, assembled)
+        batch: Batch[D] = self._take(1, _number(n), timeout, assembled)
         return batch
 
     @property
@@ -133,11 +147,9 @@ class Queue(Generic[D]):
 
 
 def _first(items: m.Items, buffers: Any) -> Any:
-    head = items.items[0]
-    return copy(head.layout, head.values, buffers[0])
+    head = items.runs[0]
+    return copy(head.layout, [column[0] for column in head.columns], buffers[0])
 
 
-def _positive(n: Any) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise SchemaError(f"a number of items is 1 or more, not {n!r}")
-    return n
+def _number(n: Any) -> int:
+    return whole(n, "the number of items")

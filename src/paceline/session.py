@@ -13,6 +13,7 @@ from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.errors import Disconnected, FunctionError, PacelineError, SchemaError, TimedOut
+from paceline.core.numbers import whole
 from paceline.core.tree import Array
 from paceline.packing import pack
 from paceline.queues import Queue
@@ -129,29 +130,30 @@ class Session(Closing):
         capacity: int | None = None,
         *,
         capacity_bytes: int = CAPACITY_BYTES,
+        per_producer: int | None = None,
         timeout: float | None = 60.0,
     ) -> Queue[Any]:
         """The queue of that name: made with `capacity`, or waited for without one.
 
-        It holds at most `capacity` items and `capacity_bytes` bytes.
+        It holds at most `capacity` items and `capacity_bytes` bytes. With `per_producer`, each
+        session may have at most that many items in it that were accepted and are not delivered
+        yet: its next enqueue waits for a consumer, and no other session waits behind it.
 
         Raises:
-            SchemaError: it exists with other capacities; the message shows both.
+            SchemaError: it exists with another definition; the message shows both.
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
         name = _named("queue", name)
         if capacity is None:
             found = self._connection.call(m.FindQueue(name, limit), timeout=limit).content
-            return Queue(self._connection, name, int(found[0]), int(found[1]))
-        size: Any
-        for size in (capacity, capacity_bytes):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise SchemaError(
-                    f"queue '{name}': capacities are whole and 1 or more, not {size!r}"
-                )
-        self._connection.call(m.DefineQueue(name, capacity, capacity_bytes))
-        return Queue(self._connection, name, capacity, capacity_bytes)
+            return Queue(self._connection, name, *found)
+        capacity = whole(capacity, f"queue '{name}': capacity")
+        capacity_bytes = whole(capacity_bytes, f"queue '{name}': capacity_bytes")
+        if per_producer is not None:
+            per_producer = whole(per_producer, f"queue '{name}': per_producer", hint=", or None")
+        self._connection.call(m.DefineQueue(name, capacity, capacity_bytes, per_producer))
+        return Queue(self._connection, name, capacity, capacity_bytes, per_producer)
 
     def resources(self) -> dict[str, Any]:
         """What is shared: variables with their versions, queues with their counters, members."""

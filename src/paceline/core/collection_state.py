@@ -15,7 +15,7 @@ from typing import final
 
 from paceline.core import versions
 from paceline.core.errors import Closed, TooStale
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.queue_state import QueueState, Run
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET, NotYet
 
@@ -57,8 +57,8 @@ class CollectionState(Schedule):
             room = max(room, self.batch_size - self.queue.size - self.running)
         return room
 
-    def next(self, *, retry: bool) -> tuple[list[Item], list[int]] | NotYet:
-        """The items of the trainer's next batch, and their lags. `retry`: still the same ask.
+    def next(self, *, retry: bool) -> tuple[list[Run], list[int]] | NotYet:
+        """The trainer's next batch, and the lag of each run. `retry`: still the same ask.
 
         Raises:
             Closed: the collection has ended, or no worker will hand in another item.
@@ -75,10 +75,10 @@ class CollectionState(Schedule):
             self._check_hope()
             self.trainer_waits = True
             return NOT_YET
-        items = self.queue.dequeue(self.batch_size, self.batch_size)
-        assert items is not NOT_YET
+        runs = self.queue.dequeue(self.batch_size, self.batch_size)
+        assert runs is not NOT_YET
         self._drops_in_a_row = 0
-        return items, self._lags(items)
+        return runs, self._lags(runs)
 
     def drain(self, peer: object) -> None:
         self.draining = True
@@ -97,11 +97,11 @@ class CollectionState(Schedule):
         """Drop what is too old, or of an older epoch."""
         if self._current is None:
             return
-        for item in self.queue.sift(self._fresh):
-            self._drop([item], "epoch" if self._lag(item) is None else "stale")
-            self._drops_in_a_row += 1
+        for run in self.queue.sift(self._fresh):
+            self._drop([run], "epoch" if self._lag(run) is None else "stale")
+            self._drops_in_a_row += run.count
             self._last_drop = (
-                f"{item.producer} made it with version {versions.count_of(item.head.version)},"
+                f"{run.producer} made it with version {versions.count_of(run.version)},"
                 f" now is {versions.count_of(self._current())}"
             )
 
@@ -119,6 +119,6 @@ class CollectionState(Schedule):
                 f" {self.queue.size} items are left, a batch is {self.batch_size}"
             )
 
-    def _fresh(self, item: Item) -> bool:
-        lag = self._lag(item)
+    def _fresh(self, run: Run) -> bool:
+        lag = self._lag(run)
         return lag is not None and (self.max_lag is None or lag <= self.max_lag)

@@ -3,24 +3,80 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.errors import Closed, SchemaError
-from paceline.core.messages import Head
-from paceline.core.waiting import NOT_YET, NotYet
+from paceline.core.messages import RunHead
+from paceline.core.waiting import HELD_BACK, NOT_YET, HeldBack, NotYet
 
 
 @dataclass(slots=True, eq=False)
-class Item:
-    """One accepted item: what is said of it, and its arrays' memory, unread."""
+class Run:
+    """Items of one layout, stamp and producer: `count` of those accepted in one step, in order.
 
-    head: Head
+    What is said of all of them and their arrays' memory, unread, is shared by the parts of a run.
+
+    Attributes:
+        each: bytes that an item counts, without its texts.
+        owner: the session that enqueued them.
+        texts: which columns are of texts or bytes.
+        number: the first item's place among all that the queue accepted.
+    """
+
+    head: RunHead
     memory: Any
-    nbytes: int
+    each: int
     producer: str
+    owner: object = None
+    texts: tuple[int, ...] = ()
+    start: int = 0
+    count: int = -1
     number: int = -1
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            self.count = self.head.count
+
+    @property
+    def version(self) -> int:
+        """The stamp of all its items."""
+        return self.head.version
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its items count."""
+        stop = self.start + self.count
+        columns = self.head.columns
+        texts = sum(sum(map(len, columns[place][self.start : stop])) for place in self.texts)
+        return self.count * self.each + texts
+
+    def split(self, count: int) -> tuple[Run, Run]:
+        """Its first `count` items, and the rest."""
+        start, number = self.start + count, self.number + count
+        return (
+            replace(self, count=count),
+            replace(self, start=start, count=self.count - count, number=number),
+        )
+
+    def content(self) -> tuple[RunHead, Any]:
+        """What is said of these items, and their memory."""
+        head, memory = self.head, self.memory
+        if self.count == head.count:
+            return head, memory
+        stop = self.start + self.count
+        if memory is not None:
+            row = memory.nbytes // head.count
+            memory = memory.part(self.start * row, self.count * row)
+        columns = [column[self.start : stop] for column in head.columns]
+        metrics = head.metrics[self.start : stop]
+        return RunHead(head.layout, self.count, columns, head.version, metrics), memory
+
+
+def items_in(runs: Iterable[Run]) -> int:
+    """How many items."""
+    return sum(run.count for run in runs)
 
 
 @dataclass(slots=True)
@@ -35,24 +91,37 @@ class Counters:
 class QueueState:
     """First in, first out, per producer and over all; bounded by items and by bytes.
 
-    Items handed out count as stored until their receipt.
+    With `per_producer`, each owner may have so many items accepted and not yet delivered. Items
+    handed out count as stored until their receipt.
     """
 
-    def __init__(self, name: str, capacity: int, capacity_bytes: int) -> None:
+    def __init__(
+        self, name: str, capacity: int, capacity_bytes: int, per_producer: int | None = None
+    ) -> None:
         self.name = name
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
+        self.per_producer = per_producer
         self.counters = Counters()
         self.nbytes = 0
+        self.size = 0
+        """Items that a consumer could take now."""
         # Enqueues that wait for room, as whoever parks them says: a closed queue still takes them.
         self.pending_enqueues = 0
-        self._waiting: deque[Item] = deque()
-        self._held: dict[int, tuple[object, list[Item]]] = {}
+        self._waiting: deque[Run] = deque()
+        self._held: dict[int, tuple[object, list[Run]]] = {}
         self._held_items = 0
+        # Items accepted and not yet delivered, of each living owner.
+        self._owed: Counter[object] = Counter()
         self._deliveries = 0
         self._tickets = 0
         self._closed_at: int | None = None
         self._cancelled = False
+
+    @property
+    def bounds(self) -> tuple[int, int, int | None]:
+        """What it was defined with: `capacity`, `capacity_bytes` and `per_producer`."""
+        return self.capacity, self.capacity_bytes, self.per_producer
 
     @property
     def closed(self) -> bool:
@@ -60,14 +129,9 @@ class QueueState:
         return self._closed_at is not None
 
     @property
-    def size(self) -> int:
-        """Items that a consumer could take now."""
-        return len(self._waiting)
-
-    @property
     def stored(self) -> int:
         """Items accepted and neither delivered nor dropped."""
-        return len(self._waiting) + self._held_items
+        return self.size + self._held_items
 
     @property
     def taken(self) -> int:
@@ -79,8 +143,8 @@ class QueueState:
         self._tickets += 1
         return self._tickets
 
-    def check(self, items: list[Item], ticket: int) -> int:
-        """Refuse what can never get in; the bytes of what can.
+    def check(self, runs: list[Run], ticket: int) -> tuple[int, int]:
+        """Refuse what can never get in; the items and the bytes of what can.
 
         Raises:
             Closed: it was closed before this ticket was drawn, or pending enqueues were cancelled.
@@ -88,32 +152,56 @@ class QueueState:
         """
         if self._closed_at is not None and (self._cancelled or ticket > self._closed_at):
             raise Closed(f"enqueue '{self.name}': it is closed")
-        size = sum(item.nbytes for item in items)
-        if len(items) > self.capacity or size > self.capacity_bytes:
+        count, size = items_in(runs), sum(run.nbytes for run in runs)
+        if count > self.capacity or size > self.capacity_bytes:
             raise SchemaError(
-                f"enqueue '{self.name}': {len(items)} items of {size} bytes in one step; it holds"
+                f"enqueue '{self.name}': {count} items of {size} bytes in one step; it holds"
                 f" {self.capacity} items and {self.capacity_bytes} bytes at most: enqueue fewer at"
                 " a time, or give it a larger capacity= or capacity_bytes="
             )
-        return size
+        if self.per_producer is not None and count > self.per_producer:
+            raise SchemaError(
+                f"enqueue '{self.name}': {count} items in one step, but a producer may have"
+                f" {self.per_producer} in it: enqueue fewer at a time, or give it"
+                f" per_producer={count} or more"
+            )
+        return count, size
 
-    def enqueue(self, items: list[Item], ticket: int) -> bool | NotYet:
-        """Accept all of `items` once there is room for all; raises as `check`."""
-        size = self.check(items, ticket)
-        if self.stored + len(items) > self.capacity or self.nbytes + size > self.capacity_bytes:
+    def enqueue(self, runs: list[Run], ticket: int) -> bool | NotYet | HeldBack:
+        """Accept all items of `runs`, of one owner, once there is room for all; raises as `check`.
+
+        `HELD_BACK` where it is the owner that has as many in it as it may.
+        """
+        count, size = self.check(runs, ticket)
+        if self._held_back(runs, count):
+            return HELD_BACK
+        if self.stored + count > self.capacity or self.nbytes + size > self.capacity_bytes:
             return NOT_YET
-        self.accept(items)
+        self.accept(runs)
         return True
 
-    def accept(self, items: Iterable[Item]) -> None:
-        """Append items, for which room was granted before."""
-        for item in items:
-            item.number = self.counters.accepted
-            self.counters.accepted += 1
-            self.nbytes += item.nbytes
-            self._waiting.append(item)
+    def why_not(self, runs: list[Run]) -> str:
+        """Why these wait, as part of a message."""
+        if self._held_back(runs, items_in(runs)):
+            owed = self._owed[runs[0].owner]
+            return f"this producer has {owed} of its per_producer={self.per_producer} items in it"
+        return (
+            f"it is full with {self.stored} of {self.capacity} items, {self.nbytes} of"
+            f" {self.capacity_bytes} bytes"
+        )
 
-    def dequeue(self, least: int, most: int) -> list[Item] | NotYet:
+    def accept(self, runs: Iterable[Run]) -> None:
+        """Append items, for which room was granted before."""
+        for run in runs:
+            run.number = self.counters.accepted
+            self.counters.accepted += run.count
+            self.nbytes += run.nbytes
+            self.size += run.count
+            if self.per_producer is not None:
+                self._owed[run.owner] += run.count
+            self._waiting.append(run)
+
+    def dequeue(self, least: int, most: int) -> list[Run] | NotYet:
         """The `least` to `most` oldest items, taken in one step once `least` are there.
 
         What is taken is to be named by `hand_out` in the same step.
@@ -127,52 +215,69 @@ class QueueState:
                 f"dequeue '{self.name}': {least} items in one step, but it holds at most"
                 f" {self.capacity}: take fewer, or give it capacity={least} or more"
             )
-        if len(self._waiting) < least:
+        if self.size < least:
             if self.closed and not self._held and not self.pending_enqueues:
                 raise Closed(
                     f"dequeue '{self.name}': it is closed and holds {self.size} items,"
                     f" {least} were asked for"
                 )
             return NOT_YET
-        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        taken = []
+        left = min(most, self.size)
+        self.size -= left
+        while left:
+            run = self._waiting.popleft()
+            if run.count > left:
+                run, rest = run.split(left)
+                self._waiting.appendleft(rest)
+            taken.append(run)
+            left -= run.count
+        return taken
 
-    def hand_out(self, items: list[Item], consumer: object) -> int:
-        """Note who holds `items`; the delivery that its receipt will name."""
+    def hand_out(self, runs: list[Run], consumer: object) -> int:
+        """Note who holds `runs`; the delivery that its receipt will name."""
         self._deliveries += 1
-        self._held[self._deliveries] = (consumer, items)
-        self._held_items += len(items)
+        self._held[self._deliveries] = (consumer, runs)
+        self._held_items += items_in(runs)
         return self._deliveries
 
     def receipt(self, delivery: int, consumer: object, *, returned: bool = False) -> None:
         """The consumer has its items for good, or gives them back to the head of the queue."""
-        holder, items = self._held.get(delivery, (None, []))
+        holder, runs = self._held.get(delivery, (None, []))
         if holder is not consumer:
             return
         del self._held[delivery]
-        self._held_items -= len(items)
+        count = items_in(runs)
+        self._held_items -= count
         if returned:
-            self._put_back(items)
+            self._put_back(runs)
+            self.size += count
             return
-        self.counters.delivered += len(items)
-        self.nbytes -= sum(item.nbytes for item in items)
+        self.counters.delivered += count
+        self._gone(runs)
 
-    def lost(self, consumer: object) -> None:
-        """A consumer is gone: what it had not receipted goes back."""
-        mine = [number for number, (holder, _) in self._held.items() if holder is consumer]
+    def lost(self, peer: object) -> None:
+        """A session is gone: what it had not receipted goes back, and nothing bounds it any more.
+
+        What it enqueued stays.
+        """
+        self._owed.pop(peer, None)
+        mine = [number for number, (holder, _) in self._held.items() if holder is peer]
         for delivery in mine:
-            self.receipt(delivery, consumer, returned=True)
+            self.receipt(delivery, peer, returned=True)
 
-    def drop(self, items: Iterable[Item], reason: str) -> None:
+    def drop(self, runs: Iterable[Run], reason: str) -> None:
         """Count items that were taken out as dropped."""
-        for item in items:
-            self.counters.dropped[reason] += 1
-            self.nbytes -= item.nbytes
+        for run in runs:
+            self.counters.dropped[reason] += run.count
+            self._gone([run])
 
-    def sift(self, keep: Any) -> list[Item]:
-        """Take out and return the waiting items for which `keep(item)` is false."""
-        out = [item for item in self._waiting if not keep(item)]
+    def sift(self, keep: Callable[[Run], bool]) -> list[Run]:
+        """Take out and return the waiting runs for which `keep(run)` is false."""
+        out = [run for run in self._waiting if not keep(run)]
         if out:
-            self._waiting = deque(item for item in self._waiting if keep(item))
+            self._waiting = deque(run for run in self._waiting if keep(run))
+            self.size -= items_in(out)
         return out
 
     def close(self, *, cancel: bool = False) -> None:
@@ -181,12 +286,24 @@ class QueueState:
             self._closed_at = self._tickets
         self._cancelled = self._cancelled or cancel
 
-    def _put_back(self, items: list[Item]) -> None:
+    def _held_back(self, runs: list[Run], count: int) -> bool:
+        if self.per_producer is None or not runs:
+            return False
+        return self._owed[runs[0].owner] + count > self.per_producer
+
+    def _gone(self, runs: list[Run]) -> None:
+        """Nobody will ask for these any more."""
+        for run in runs:
+            self.nbytes -= run.nbytes
+            if run.owner in self._owed:
+                self._owed[run.owner] -= run.count
+
+    def _put_back(self, runs: list[Run]) -> None:
         # Others may have returned, or hold, items between these.
-        if items and self._waiting and self._waiting[0].number < items[-1].number:
-            self._waiting = deque(sorted([*items, *self._waiting], key=lambda i: i.number))
+        if runs and self._waiting and self._waiting[0].number < runs[-1].number:
+            self._waiting = deque(sorted([*runs, *self._waiting], key=lambda run: run.number))
         else:
-            self._waiting.extendleft(reversed(items))
+            self._waiting.extendleft(reversed(runs))
 
     def stats(self) -> dict[str, Any]:
         """The counters, as plain data."""
@@ -198,5 +315,6 @@ class QueueState:
             "bytes": self.nbytes,
             "capacity": self.capacity,
             "capacity_bytes": self.capacity_bytes,
+            "per_producer": self.per_producer,
             "closed": self.closed,
         }

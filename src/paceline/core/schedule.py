@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core import versions
 from paceline.core.errors import Closed, ProtocolError
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.queue_state import QueueState, Run, items_in
 from paceline.core.waiting import NOT_YET, NotYet
 
 
@@ -36,8 +36,8 @@ class Schedule(ABC):
         """How many batches ahead workers may start."""
 
     @abstractmethod
-    def next(self, *, retry: bool) -> tuple[list[Item], list[int]] | NotYet:
-        """The items of the trainer's next batch, and their lags. `retry`: still the same ask.
+    def next(self, *, retry: bool) -> tuple[list[Run], list[int]] | NotYet:
+        """The trainer's next batch, and the lag of each run. `retry`: still the same ask.
 
         Raises:
             Closed: the collection has ended, or what is missing will never be handed in.
@@ -85,21 +85,21 @@ class Schedule(ABC):
         """What those are told who still make items for it."""
         return Closed(f"collection '{self.queue.name}' has ended")
 
-    def offer(self, worker: object, items: list[Item], abandoned: int) -> None:
+    def offer(self, worker: object, runs: list[Run], abandoned: int) -> None:
         """Take in finished items; `abandoned` admissions ended without one.
 
         Raises:
             ProtocolError: more has ended than was admitted.
         """
-        held = self._outstanding.get(worker, 0)
-        if len(items) + abandoned > held:
+        held, count = self._outstanding.get(worker, 0), items_in(runs)
+        if count + abandoned > held:
             raise ProtocolError(
-                f"offer to collection '{self.queue.name}': {len(items)} items and {abandoned}"
+                f"offer to collection '{self.queue.name}': {count} items and {abandoned}"
                 f" abandoned ones, but {held} were admitted"
             )
-        self._outstanding[worker] = held - len(items) - abandoned
+        self._outstanding[worker] = held - count - abandoned
         self.started -= abandoned
-        self.queue.accept(items)
+        self.queue.accept(runs)
         if self.queue.closed:
             self._drop_rest()
 
@@ -119,21 +119,21 @@ class Schedule(ABC):
         self.queue.close(cancel=True)
         self._drop_rest()
 
-    def _drop(self, items: list[Item], reason: str) -> None:
-        self.queue.drop(items, reason)
-        self.started -= len(items)
+    def _drop(self, runs: list[Run], reason: str) -> None:
+        self.queue.drop(runs, reason)
+        self.started -= items_in(runs)
 
     def _drop_rest(self) -> None:
-        self._drop(self.queue.sift(lambda item: False), "closed")
+        self._drop(self.queue.sift(lambda run: False), "closed")
 
-    def _lags(self, items: list[Item]) -> list[int]:
-        lags = [self._lag(item) or 0 for item in items] if self._current else []
+    def _lags(self, runs: list[Run]) -> list[int]:
+        lags = [self._lag(run) or 0 for run in runs] if self._current else []
         self.max_lag_seen = max(self.max_lag_seen, *lags, 0)
         return lags
 
-    def _lag(self, item: Item) -> int | None:
+    def _lag(self, run: Run) -> int | None:
         assert self._current is not None
-        return versions.lag(self._current(), item.head.version)
+        return versions.lag(self._current(), run.version)
 
     def stats(self) -> dict[str, Any]:
         """The counters, as plain data."""

@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from paceline.core.tree import Array, Tree, build, decoded
+from paceline.core.tree import Array, Tree, build, decoded, unflatten
 
 
-def stack(trees: Sequence[tuple[bytes, Sequence[Any], Array | None]]) -> Tree | None:
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`count` taken-apart trees of one layout: columns of plain values, and rows of arrays."""
+
+    layout: bytes
+    count: int
+    columns: Sequence[Sequence[Any]]
+    block: Array | None
+
+    def trees(self) -> Iterator[Tree]:
+        """One tree after the other; arrays are views of the block, sharing its flags."""
+        row = 0 if self.block is None else self.block.nbytes // self.count
+        for place in range(self.count):
+            values = [column[place] for column in self.columns]
+            start = place * row
+            part = None if self.block is None else self.block[start : start + row]
+            yield unflatten(self.layout, values, part)
+
+
+def stack(stretches: Sequence[Stretch]) -> Tree | None:
     """Join `n` taken-apart trees into one whose leaves gain a leading axis of length `n`.
 
     Leaves `[*shape]` become `[n, *shape]`, same dtype; numbers and bools become arrays `[n]`; other
     plain values become lists of length `n`. The result owns new memory. `None` when layouts differ.
     """
-    layout = trees[0][0]
-    if any(other[0] != layout for other in trees):
+    layout = stretches[0].layout
+    if any(stretch.layout != layout for stretch in stretches):
         return None
     plan = decoded(layout)
+    n = sum(stretch.count for stretch in stretches)
+    rows = [
+        None if stretch.block is None else stretch.block.reshape(stretch.count, -1)
+        for stretch in stretches
+    ]
     made = []
     for dtype, shape, offset, size in plan.places:
-        joined: Array = np.empty((len(trees), *shape), dtype)
+        joined: Array = np.empty((n, *shape), dtype)
         if size:
-            raw = joined.reshape(-1).view(np.uint8).reshape(len(trees), size)
-            for row, (_, _, block) in zip(raw, trees, strict=True):
-                assert block is not None
-                row[:] = block[offset : offset + size]
+            raw = joined.reshape(-1).view(np.uint8).reshape(n, size)
+            start = 0
+            for part in rows:
+                assert part is not None
+                raw[start : start + len(part)] = part[:, offset : offset + size]
+                start += len(part)
         made.append(joined)
-    columns = [_column(column) for column in zip(*(values for _, values, _ in trees), strict=True)]
+    kinds = [leaf.kind for leaf in plan.leaves if leaf.shape is None]
+    parts = zip(*(stretch.columns for stretch in stretches), strict=True)
+    columns = [_column(kind, list(chain(*part))) for kind, part in zip(kinds, parts, strict=True)]
     return build(plan.structure, iter(plan.leaves), iter(columns), iter(made))
 
 
@@ -51,7 +81,5 @@ def _row(structure: Any, leaves: Any, joined: Any, place: int) -> Tree:
     return made if structure[0] == "l" else tuple(made)
 
 
-def _column(column: tuple[Any, ...]) -> Any:
-    if all(type(value) in (bool, int, float) for value in column):
-        return np.array(column)
-    return list(column)
+def _column(kind: str, values: list[Any]) -> Any:
+    return np.array(values) if kind in ("bool", "int", "float") else values

@@ -38,7 +38,7 @@ except ImportError:
     BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
 _KIND = re.compile(r"[<>|][biufcSUmM]\d+(\[\w+\])?")
-_PLAIN: dict[type, str] = {
+PLAIN: dict[type, str] = {
     type(None): "none",
     bool: "bool",
     int: "int",
@@ -79,7 +79,7 @@ class Flat:
             if size:
                 place: Array = np.frombuffer(block, array.dtype, array.size, offset)
                 np.copyto(place.reshape(array.shape), array)
-                offset += _aligned(size)
+                offset += aligned(size)
 
 
 class Layout(NamedTuple):
@@ -106,8 +106,13 @@ def flatten(tree: Tree, convert: Convert | None = None) -> Flat:
     structure = _take(tree, (), leaves, values, arrays, convert)
     nbytes = 0
     for array in arrays:
-        nbytes += _aligned(array.nbytes)
-    return Flat(_encode((structure, leaves)), tuple(values), arrays, nbytes)
+        nbytes += aligned(array.nbytes)
+    return Flat(encoded(structure, leaves), tuple(values), arrays, nbytes)
+
+
+def encoded(structure: Any, leaves: list[Any]) -> bytes:
+    """The layout of a structure and its leaves, each a kind and a shape."""
+    return _encode((structure, leaves))
 
 
 def unflatten(layout: bytes, values: Sequence[Any], block: Array | None) -> Tree:
@@ -211,10 +216,10 @@ def _take(
 ) -> Any:
     kind = type(node)
     if kind is np.ndarray:
-        leaves.append((_kind(node, path), node.shape))
+        leaves.append((kind_of(node, path), node.shape))
         arrays.append(node)
         return None
-    plain = _PLAIN.get(kind)
+    plain = PLAIN.get(kind)
     if plain is not None:
         if plain == "int" and not -(1 << 63) <= node < 1 << 63:
             raise SchemaError(f"leaf {_spelled(path)} is an int of more than 64 bits: {node}")
@@ -270,7 +275,8 @@ def _plainer(node: Any, path: tuple[object, ...], convert: Convert | None) -> An
     return refuse(node, _spelled(path))
 
 
-def _kind(array: Array, path: tuple[object, ...]) -> str:
+def kind_of(array: Array, path: tuple[object, ...] = ()) -> str:
+    """The kind of an array's leaf; raises `SchemaError` for one that may not travel."""
     dtype = array.dtype
     if dtype == BFLOAT16:
         return "bfloat16"
@@ -296,7 +302,7 @@ def _planned(structure: Any, leaves: tuple[Leaf, ...]) -> Layout:
     nbytes = 0
     for kind, shape in leaves:
         if shape is None:
-            if kind not in _PLAIN.values():
+            if kind not in PLAIN.values():
                 raise ValueError(f"unknown kind {kind!r}")
             continue
         if kind != "bfloat16" and _KIND.fullmatch(kind) is None:
@@ -309,7 +315,7 @@ def _planned(structure: Any, leaves: tuple[Leaf, ...]) -> Layout:
             raise ValueError(f"a leaf of {kind}{list(shape)} is too big")
         size = dtype.itemsize * math.prod(shape)
         places.append((dtype, shape, nbytes, size))
-        nbytes += _aligned(size)
+        nbytes += aligned(size)
     return Layout(structure, leaves, tuple(places), nbytes)
 
 
@@ -350,7 +356,8 @@ def _spelled(path: tuple[object, ...]) -> str:
     return functools.reduce(child, path, "$")
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The room that an array of `size` bytes takes in a block."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 

@@ -13,8 +13,18 @@ class _NotYet(enum.Enum):
         return False
 
 
+class _HeldBack(enum.Enum):
+    HELD_BACK = "not yet, for the asker alone"
+
+    def __bool__(self) -> bool:
+        return False
+
+
 NOT_YET: Final = _NotYet.NOT_YET
 NotYet = _NotYet
+HELD_BACK: Final = _HeldBack.HELD_BACK
+"""As `NOT_YET`, but for a bound of the asker's own, so that others need not wait behind it."""
+HeldBack = _HeldBack
 
 
 class Stored:

@@ -90,7 +90,7 @@ class CollectionDesk(Desk):
         if self._makes.get(peer) != request.name:
             self._makes[peer] = request.name
             self._service.parking.allow(peer)
-        state.offer(peer, received(peer, request.items, frame), request.abandoned)
+        state.offer(peer, received(peer, request.runs, frame), request.abandoned)
 
         def attempt() -> Any:
             granted = state.admit(peer, request.want)
@@ -99,7 +99,7 @@ class CollectionDesk(Desk):
         def what() -> str:
             return f"start an item of '{request.name}': the trainer is {state.queue.size} behind"
 
-        if request.items or request.abandoned:
+        if request.runs or request.abandoned:
             self._service.parking.changed(("batch", request.name))
         if request.want:
             key = ("start", request.name)

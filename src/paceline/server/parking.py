@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.core.clock import Clock
 from paceline.core.errors import PacelineError, TimedOut
-from paceline.core.waiting import NOT_YET
+from paceline.core.waiting import HELD_BACK, NOT_YET, HeldBack, NotYet
 
 SPARE = 64
 """Deadlines of answered requests that may be kept besides as many as there are live ones."""
@@ -19,7 +19,17 @@ SPARE = 64
 class Parked:
     """One waiting request: `attempt()` answers or says "not yet"; `answer` takes what it says."""
 
-    __slots__ = ("answer", "attempt", "done", "number", "peer", "place", "since", "what")
+    __slots__ = (
+        "answer",
+        "attempt",
+        "done",
+        "held_back",
+        "number",
+        "peer",
+        "place",
+        "since",
+        "what",
+    )
 
     def __init__(
         self,
@@ -37,6 +47,7 @@ class Parked:
         self.since = 0.0
         self.place = 0
         self.done = False
+        self.held_back = False
 
 
 class Parking:
@@ -71,9 +82,17 @@ class Parking:
         """How many wait for `key`."""
         return len(self._by_key.get(key, ()))
 
+    def standing(self, peer: object, key: Hashable) -> NotYet | HeldBack | None:
+        """Why what `peer` asks now has to wait behind those who wait; `None` if it need not."""
+        waiting = self._by_key.get(key, ())
+        if not all(request.held_back for request in waiting):
+            return NOT_YET
+        return HELD_BACK if any(request.peer is peer for request in waiting) else None
+
     def changed(self, key: Hashable, *, in_order: bool = False) -> None:
         """Ask those waiting for `key` again; with `in_order` none passes one that must still wait.
 
+        One that is held back by a bound of its own is passed by others, but not by its peer's.
         What an answer changes in turn is looked at afterwards, in the order it changed.
         """
         if key not in self._by_key:
@@ -91,9 +110,15 @@ class Parking:
     def _ask_all(self, key: Hashable, in_order: bool) -> None:
         waiting = self._by_key.get(key, [])
         stuck = False
+        held_back: set[object] = set()
         for request in waiting:
-            if not request.done and not (stuck and in_order):
-                stuck = not self._ask(request)
+            if request.done or (in_order and stuck):
+                continue
+            if in_order and request.peer in held_back:
+                request.held_back = True
+            elif not self._ask(request):
+                stuck = not request.held_back
+                held_back.add(request.peer)
         # Not `waiting`: an answer may have put another list in its place.
         left = self._by_key.get(key, ())
         self._keep(key, [request for request in left if not request.done])
@@ -103,7 +128,8 @@ class Parking:
             result = request.attempt()
         except Exception as e:
             result = e
-        if result is NOT_YET:
+        request.held_back = result is HELD_BACK
+        if result is NOT_YET or request.held_back:
             return False
         self._finish(request)
         request.answer(result)

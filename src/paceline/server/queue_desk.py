@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core import messages as m
-from paceline.core.errors import SchemaError, UnknownName
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.errors import ProtocolError, SchemaError, UnknownName
+from paceline.core.queue_state import QueueState, Run
+from paceline.core.tree import PLAIN, Layout, decoded
 from paceline.core.waiting import NOT_YET
-from paceline.server.service import Desk, Handler, Peer, Service, buffer, checked_name, stored
+from paceline.server.service import Desk, Handler, Peer, Service, buffer, checked_name
 from paceline.transports.base import Frame
+
+_TYPES = {kind: plain for plain, kind in PLAIN.items()}
 
 
 class QueueDesk(Desk):
@@ -53,23 +56,23 @@ class QueueDesk(Desk):
 
     def _define(self, peer: Peer, request: m.DefineQueue, frame: Frame) -> None:
         found = self.states.get(request.name)
-        wanted = (request.capacity, request.capacity_bytes)
+        wanted = (request.capacity, request.capacity_bytes, request.per_producer)
         if found is None:
-            if request.capacity < 1 or request.capacity_bytes < 1:
-                raise SchemaError(f"queue '{request.name}': capacities are 1 or more, not {wanted}")
+            if any(bound is not None and bound < 1 for bound in wanted):
+                raise SchemaError(f"queue '{request.name}': bounds are 1 or more, not {wanted}")
             self.states[checked_name(request.name)] = QueueState(request.name, *wanted)
             self._service.parking.changed(("queue", request.name))
-        elif (found.capacity, found.capacity_bytes) != wanted:
+        elif found.bounds != wanted:
             raise SchemaError(
-                f"queue '{request.name}' exists with capacity={found.capacity} and"
-                f" capacity_bytes={found.capacity_bytes}; asked for: {wanted[0]} and {wanted[1]}"
+                f"queue '{request.name}' exists with {_spelled(found.bounds)}; asked for:"
+                f" {_spelled(wanted)}"
             )
         self._service.answer(peer, frame.request, m.Done())
 
     def _find(self, peer: Peer, request: m.FindQueue, frame: Frame) -> None:
         def attempt() -> Any:
             queue = self.states.get(request.name)
-            return NOT_YET if queue is None else m.Text([queue.capacity, queue.capacity_bytes])
+            return NOT_YET if queue is None else m.Text(queue.bounds)
 
         def what() -> str:
             return (
@@ -82,24 +85,22 @@ class QueueDesk(Desk):
     def _enqueue(self, peer: Peer, request: m.Enqueue, frame: Frame) -> None:
         name = request.name
         queue = self._queue(name)
-        items = received(peer, request.items, frame)
+        runs = received(peer, request.runs, frame)
         ticket = queue.ticket()
         # What cannot get in hears so now, also behind those who wait.
-        queue.check(items, ticket)
-        many = len(items)
+        many, _ = queue.check(runs, ticket)
 
         def attempt() -> Any:
-            done = queue.enqueue(items, ticket)
-            if done is NOT_YET:
-                return NOT_YET
+            done = queue.enqueue(runs, ticket)
+            if done is not True:
+                return done
             self._service.parking.changed(("items", name))
             return m.Done()
 
         def what() -> str:
             return (
-                f"enqueue of {many} items to '{name}': it is full with {queue.stored} of"
-                f" {queue.capacity} items, {queue.nbytes} of {queue.capacity_bytes} bytes; whoever"
-                f" dequeues ends the wait; {self._service.who()}"
+                f"enqueue of {many} items to '{name}': {queue.why_not(runs)}; whoever dequeues"
+                f" ends the wait; {self._service.who()}"
             )
 
         key = ("room", name)
@@ -114,10 +115,10 @@ class QueueDesk(Desk):
         queue = self._queue(name)
 
         def attempt() -> Any:
-            items = queue.dequeue(request.least, request.most)
-            if items is NOT_YET:
+            runs = queue.dequeue(request.least, request.most)
+            if runs is NOT_YET:
                 return NOT_YET
-            return handed_out(queue, items, [], peer)
+            return handed_out(queue, runs, [], peer)
 
         def what() -> str:
             return (
@@ -140,24 +141,49 @@ class QueueDesk(Desk):
         self._service.answer(peer, frame.request, m.Text(self._queue(request.name).stats()))
 
 
-def received(peer: Peer, heads: list[m.Head], frame: Frame) -> list[Item]:
+def _spelled(bounds: tuple[int, int, int | None]) -> str:
+    capacity, capacity_bytes, per_producer = bounds
+    return f"capacity={capacity}, capacity_bytes={capacity_bytes}, per_producer={per_producer}"
+
+
+def received(peer: Peer, heads: list[m.RunHead], frame: Frame) -> list[Run]:
     """The items of a request, checked.
 
     Raises:
-        ProtocolError: an item's memory is not as long as its layout says.
+        ProtocolError: a run's memory or its plain values are not what its layout says.
     """
-    items = []
+    runs = []
     for place, head in enumerate(heads):
-        memory = stored(head, buffer(frame, place)).memory
-        size = len(head.layout) + (0 if memory is None else memory.nbytes)
-        size += sum(len(value) for value in head.values if isinstance(value, (str, bytes)))
-        items.append(Item(head, memory, size, peer.name))
-    return items
+        plan = decoded(head.layout)
+        memory = buffer(frame, place)
+        found = 0 if memory is None else memory.nbytes
+        if found != head.count * plan.nbytes:
+            raise ProtocolError(
+                f"{head.count} items of {plan.nbytes} bytes came with {found} in one run"
+            )
+        texts = _texts(head, plan)
+        each = len(head.layout) + plan.nbytes
+        runs.append(Run(head, memory, each, peer.name, peer, texts))
+    return runs
 
 
-def handed_out(queue: QueueState, items: list[Item], lags: list[int], peer: Peer) -> Any:
+def _texts(head: m.RunHead, plan: Layout) -> tuple[int, ...]:
+    """Check a run's columns and what was logged; which of the columns are of texts or bytes."""
+    kinds = [leaf.kind for leaf in plan.leaves if leaf.shape is None]
+    if len(head.columns) != len(kinds):
+        raise ProtocolError(f"{len(head.columns)} columns came for {len(kinds)} plain leaves")
+    if head.metrics and len(head.metrics) != head.count:
+        raise ProtocolError(f"{len(head.metrics)} logs came for {head.count} items")
+    for kind, column in zip(kinds, head.columns, strict=True):
+        if len(column) != head.count or set(map(type, column)) != {_TYPES[kind]}:
+            raise ProtocolError(f"a column of {kind} for {head.count} items has other values")
+    return tuple(place for place, kind in enumerate(kinds) if kind in ("str", "bytes"))
+
+
+def handed_out(queue: QueueState, runs: list[Run], lags: list[int], peer: Peer) -> Any:
     """The reply that hands items over, and their memory."""
-    delivery = queue.hand_out(items, peer)
-    names = [item.producer for item in items]
-    reply = m.Items(delivery, [item.head for item in items], lags, names)
-    return reply, [item.memory for item in items]
+    delivery = queue.hand_out(runs, peer)
+    content = [run.content() for run in runs]
+    names = [run.producer for run in runs]
+    reply = m.Items(delivery, [head for head, _ in content], lags, names)
+    return reply, [memory for _, memory in content]

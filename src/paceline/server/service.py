@@ -16,7 +16,7 @@ from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
 from paceline.core.errors import Disconnected, PacelineError, ProtocolError, SchemaError, TimedOut
 from paceline.core.member_state import Member, MemberState
 from paceline.core.tree import Array, decoded
-from paceline.core.waiting import NOT_YET, Stored
+from paceline.core.waiting import HELD_BACK, NOT_YET, Stored
 from paceline.server.parking import Parked, Parking
 from paceline.transports.base import Arena, Buffers, Channel, Frame, Memory
 
@@ -168,7 +168,8 @@ class Service:
     ) -> None:
         """Answer with what `attempt` says, now or once `key` has changed.
 
-        `behind`: not before those who wait for `key` already. `in_vain` is called when the wait
+        `behind`: not before those who wait for `key` already, unless each is held back by a bound
+        of its own. `in_vain` is called when the wait
         ends by its time limit or is cancelled.
 
         Raises:
@@ -176,9 +177,10 @@ class Service:
         """
         if timeout is not None and not timeout >= 0:
             raise ProtocolError(f"a timeout of {timeout} seconds")
-        if not (behind and self.parking.waiting(key)):
+        result: Any = self.parking.standing(peer, key) if behind else None
+        if result is None:
             result = attempt()
-            if result is not NOT_YET:
+            if result is not NOT_YET and result is not HELD_BACK:
                 self.answer(peer, frame.request, result)
                 return
         number = frame.request
@@ -188,7 +190,9 @@ class Service:
                 in_vain()
             self.answer(peer, number, result)
 
-        self.parking.park(key, Parked(peer, number, what, attempt, answer), timeout)
+        parked = Parked(peer, number, what, attempt, answer)
+        parked.held_back = result is HELD_BACK
+        self.parking.park(key, parked, timeout)
         if timeout == 0:
             self.parking.expire()
 

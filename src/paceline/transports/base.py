@@ -33,6 +33,27 @@ class Memory(ABC):
     def array(self) -> Array:
         """The bytes as uint8; read-only unless they were allocated here. Views keep them alive."""
 
+    def part(self, offset: int, nbytes: int) -> Memory:
+        """A part of it, which keeps all of it alive."""
+        return Part(self, offset, nbytes)
+
+
+class Part(Memory):
+    """Some of the bytes of another memory."""
+
+    __slots__ = ("nbytes", "offset", "root")
+
+    def __init__(self, root: Memory, offset: int, nbytes: int) -> None:
+        self.root = root
+        self.offset = offset
+        self.nbytes = nbytes
+
+    def array(self) -> Array:
+        return self.root.array()[self.offset : self.offset + self.nbytes]
+
+    def part(self, offset: int, nbytes: int) -> Memory:
+        return Part(self.root, self.offset + offset, nbytes)
+
 
 class Block(Memory):
     """Memory to write once and then send; it must not be written after that."""

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.core import codec
 from paceline.core.codec import PREFIX, PROTOCOL, Envelope
 from paceline.core.errors import Disconnected, ProtocolError
-from paceline.transports.base import Buffers, Frame, Inline, Memory
+from paceline.transports.base import Buffers, Frame, Inline, Memory, Part
 from paceline.transports.shared import Pinned, Segment, SharedBlock, descriptors
 from paceline.transports.stream import CHUNK, Piece, StreamChannel
 
@@ -43,14 +43,16 @@ class UnixChannel(StreamChannel):
         for memory in frame.buffers:
             if memory is None or memory.nbytes == 0:
                 buffers.append((0, 0, 0, 0))
-            elif isinstance(memory, (SharedBlock, Pinned)):
-                segment = memory.segment
+                continue
+            root, offset = (memory.root, memory.offset) if type(memory) is Part else (memory, 0)
+            if isinstance(root, (SharedBlock, Pinned)):
+                segment = root.segment
                 if segment.uid not in self._known:
                     self._introduce(segment)
                     new.append(segment)
                 self._pins += 1
-                self._sent[self._pins] = memory
-                buffers.append((segment.uid, memory.offset, memory.nbytes, self._pins))
+                self._sent[self._pins] = root
+                buffers.append((segment.uid, root.offset + offset, memory.nbytes, self._pins))
             else:
                 buffers.append((0, 0, memory.nbytes, 0))
                 inline.append(memory.array())

@@ -12,7 +12,7 @@ from paceline.connection import Pending
 from paceline.core import messages as m
 from paceline.core.errors import FunctionError, PacelineError, SchemaError, TimedOut
 from paceline.core.versions import count_of
-from paceline.packing import pack
+from paceline.packing import pack_item
 from paceline.transports.base import Block
 from paceline.variables import Variable
 from paceline.worker.handle import Worker, takes_worker
@@ -38,7 +38,7 @@ class Collector:
         self._made = _generator(fn, resources, worker)
         self._credits = 0
         self._longest = QUICK
-        self._held: list[tuple[m.Head, Block | None]] = []
+        self._held: list[tuple[m.RunHead, Block | None]] = []
         self._pending: Pending | None = None
         self._thread = threading.get_ident()
         self._connection.before_wait = self.step_back
@@ -92,7 +92,7 @@ class Collector:
         what = f"item {self.items} of {self._name}"
         arena, logged = self._connection.arena, self._worker.take_logged()
         try:
-            self._held.append(pack(arena, item, what, version, logged))
+            self._held.append(pack_item(arena, item, what, version, logged))
         except SchemaError as e:
             raise SchemaError(f"{e} (yielded at {_place(self._made)})") from None
         self.items += 1
@@ -123,7 +123,7 @@ class Collector:
         self._credits = 0
         self._connection.call(request, blocks)
 
-    def _take_held(self) -> tuple[list[m.Head], list[Block | None]]:
+    def _take_held(self) -> tuple[list[m.RunHead], list[Block | None]]:
         held, self._held = self._held, []
         return [head for head, _ in held], [block for _, block in held]
 

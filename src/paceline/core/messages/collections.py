@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.messages.replies import Count, Done, Granted, Head, Items, Request, Text
+from paceline.core.messages.replies import Count, Done, Granted, Items, Request, RunHead, Text
 
 
 class OpenCollection(Request[Done], tag=30, frozen=True, gc=False):
@@ -24,7 +24,7 @@ class Offer(Request[Granted], tag=31, frozen=True, gc=False):
     """
 
     name: str
-    items: list[Head]
+    runs: list[RunHead]
     want: Count
     abandoned: Count
     timeout: float | None

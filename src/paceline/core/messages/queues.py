@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.messages.replies import Done, Head, Items, Request, Text
+from paceline.core.messages.replies import Done, Items, Request, RunHead, Text
 
 
 class DefineQueue(Request[Done], tag=20, frozen=True, gc=False):
@@ -11,6 +11,7 @@ class DefineQueue(Request[Done], tag=20, frozen=True, gc=False):
     name: str
     capacity: int
     capacity_bytes: int
+    per_producer: int | None = None
 
 
 class FindQueue(Request[Text], tag=21, frozen=True, gc=False):
@@ -24,7 +25,7 @@ class Enqueue(Request[Done], tag=22, frozen=True, gc=False):
     """Add items, all or none, once there is room for all."""
 
     name: str
-    items: list[Head]
+    runs: list[RunHead]
     timeout: float | None
 
 

@@ -23,8 +23,24 @@ class Head(Message, frozen=True, gc=False):
 
     layout: bytes
     values: list[Any]
+
+
+Some: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+"""How many there are of what there is."""
+
+
+class RunHead(Message, frozen=True, gc=False):
+    """`count` items of one layout without their arrays, which lie in the buffer, row after row.
+
+    `columns` has for each plain leaf the values of all items. All have one stamp; `metrics` are
+    what was logged with each item, or empty.
+    """
+
+    layout: bytes
+    count: Some
+    columns: list[list[Any]]
     version: int = NO_VERSION
-    metrics: dict[str, list[float]] | None = None
+    metrics: list[dict[str, list[float]]] = []
 
 
 class Request(Message, Generic[R], frozen=True, gc=False):
@@ -58,10 +74,13 @@ class Defined(Message, tag=103, frozen=True, gc=False):
 
 
 class Items(Message, tag=104, frozen=True, gc=False):
-    """Items taken from a queue, to be receipted under `delivery`; buffers in the same order."""
+    """Items taken from a queue, to be receipted under `delivery`; buffers in the same order.
+
+    For each run there is one producer, and one lag where anything is stamped.
+    """
 
     delivery: int
-    items: list[Head]
+    runs: list[RunHead]
     lags: list[int] = []
     producers: list[str] = []
 
