@@ -33,8 +33,8 @@ BUDGETS = {
     "pole.py": ("STEPS, UPDATES, RATE = 256, 50,", "STEPS, UPDATES, RATE = 256, 5,"),
 }
 
-# The programs of the other side, which need what the tests do not.
-FOREIGN = {"ray": "with_ray.py", "stable_baselines3": "with_sb3.py"}
+# Programs that need what `make test` does not install; they are compiled at least.
+FOREIGN = {"jax": "with_jax.py", "ray": "with_ray.py", "stable_baselines3": "with_sb3.py"}
 
 # What has no underscore and is still not for users: other parts of the library call it.
 INTERNAL = {
