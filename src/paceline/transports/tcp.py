@@ -22,7 +22,9 @@ def connect(place: str, secret: bytes, timeout: float | None) -> TcpChannel:
         Refused: one of the two does not know the other's secret, or speaks another protocol.
     """
     address = host_and_port(place)
-    sock = authenticated(f"tcp:{place}", lambda: _reached(address, timeout), secret)
+    sock = authenticated(
+        f"tcp:{place}", lambda: not_itself(socket.create_connection(address, timeout)), secret
+    )
     return TcpChannel(sock, HeapArena(), waits=True)
 
 
@@ -88,12 +90,18 @@ def host_and_port(place: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _reached(address: tuple[str, int], timeout: float | None) -> socket.socket:
-    sock = socket.create_connection(address, timeout)
-    if sock.getsockname() == sock.getpeername():
-        # Where nobody listens, the kernel may choose the very port that is being called.
+def not_itself(sock: socket.socket) -> socket.socket:
+    """A connected socket, unless it is joined to itself.
+
+    Where nobody listens, the kernel may choose the very port that is being called.
+
+    Raises:
+        Disconnected: it is.
+    """
+    host, port = sock.getpeername()[:2]
+    if sock.getsockname()[:2] == (host, port):
         sock.close()
-        raise Disconnected(f"no server at {address[0]}:{address[1]} (it called itself)")
+        raise Disconnected(f"no server at {host}:{port} (it called itself)")
     return sock
 
 
