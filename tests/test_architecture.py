@@ -80,6 +80,7 @@ PUBLIC_NAMES = [
     "SchemaError",
     "Session",
     "Snapshot",
+    "TaskFailed",
     "TimedOut",
     "TooStale",
     "UnknownName",

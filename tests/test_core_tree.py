@@ -144,7 +144,7 @@ def test_a_subclass_of_dict_is_rebuilt_in_its_own_order() -> None:
     ("tree", "said"),
     [
         ({"a": [1, {2, 3}]}, r"^leaf \$\.a\[1\] is a set; allowed are None, bool"),
-        ({"a b": object()}, r"^leaf \$\['a b'\] is a object; allowed"),
+        ({"a b": object()}, r"^leaf \$\['a b'\] is an object; allowed"),
         ([np.array([None])], r"^leaf \$\[0\] is an array of object; allowed"),
         (2**63, r"^leaf \$ is an int of more than 64 bits: 9223372036854775808$"),
         ({(1, 2): 3}, r"^\$ has the key \(1, 2\); keys are str or int$"),

@@ -6,17 +6,20 @@ import enum
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import ExitStack
 from typing import Any, Literal
 
 from paceline import functions
 from paceline.collection import Collection
 from paceline.core import messages as m
+from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.errors import FunctionError, PacelineError, SchemaError
 from paceline.core.numbers import whole
-from paceline.crew import Crew
+from paceline.crew.calls import Asked, packed
+from paceline.crew.crew import Crew
 from paceline.hosting import hosting, limits, preflight
 from paceline.progress import Mode
 from paceline.progress import progress as display
@@ -38,6 +41,9 @@ _FIRST_VARIABLE: Any = _FirstVariable.FIRST
 
 MOST_AHEAD = 8
 """Items that a worker may have admitted at a time, if they are quick."""
+
+RETRIES = 2
+"""How often a call is made again whose worker died, or took too long."""
 
 
 class Cluster(Closing):
@@ -87,8 +93,8 @@ class Cluster(Closing):
             devices=worker_devices,
         )
         try:
-            self._hosting.start(self._crew.stand_down)
-            self._crew.start()
+            self._hosting.start(self._crew.server_ended)
+            self._crew.begin()
             self.session = self._hosting.chief()
         except BaseException:
             self._end()
@@ -152,12 +158,119 @@ class Cluster(Closing):
         self.session.connection.call(
             m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes)
         )
-        made: Collection[Any] = Collection(self.session, self._crew, name, self._progress.update)
+        made: Collection[Any] = Collection(
+            self.session, self._crew.collecting, name, self._progress.update
+        )
         self._collections = [*(c for c in self._collections if not c.closed), made]
         self._progress.update(made)
         ahead = max(1, min(MOST_AHEAD, batch_size // self._crew.count(job)))
-        self._crew.give(job, Collect(name, payload, stamps, ahead), made.fail, made.drain)
+        work = Collect(name, payload, stamps, ahead)
+        self._crew.collecting.give(job, work, made.fail, made.drain)
         return made
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        inputs: Iterable[Any],
+        *resources: Any,
+        task_timeout: float | None = None,
+        retries: int = RETRIES,
+        job: str | None = None,
+    ) -> list[Any]:
+        """Call `fn(input, *resources)` in the workers, once for each input; results in that order.
+
+        A worker that is free gets the next input, so slow ones hold nobody up. The first error is
+        raised, and the other calls are given up. With `engine="serial"` the calls are made here,
+        one after the other.
+
+        Args:
+            fn: is given a keyword `worker` if it has a parameter of that name. What it returns is
+                data: named tuples arrive as tuples, dataclasses as dicts, tensors as arrays.
+            inputs: any that can be pickled; all are taken at once.
+            resources: handles (variables, queues, the session) or data.
+            task_timeout: seconds that one call may take from when its function begins. A worker
+                process is then ended; a thread cannot be, and is waited for by whatever is next.
+            retries: how often a call is made again whose worker died under it or that took too
+                long. What `fn` raises is not tried again.
+            job: whose workers, where there are several jobs; by default the first that does not
+                collect.
+
+        Raises:
+            TaskFailed: `fn` raised; the message has the input and the traceback, `input` the input.
+            WorkerFailed: an input killed its worker `retries + 1` times, or no worker can run.
+            TimedOut: a call took longer than `task_timeout`, `retries + 1` times.
+            SchemaError: a result may not travel; the message has the leaf's path.
+            FunctionError: `fn` or an input cannot be sent; nothing has been called.
+            Refused: the workers of that job collect.
+            Closed, Disconnected: the cluster has ended.
+        """
+        job, asked = self._call(fn, list(inputs), resources, task_timeout, retries, job)
+        return self._results(job, asked)
+
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        value: Any,
+        *resources: Any,
+        task_timeout: float | None = None,
+        retries: int = RETRIES,
+        job: str | None = None,
+    ) -> Future[Any]:
+        """Have `fn(value, *resources)` called by a worker that is free; the future of its result.
+
+        The same as `map` for one input; what is raised there is the future's exception here. It can
+        be cancelled until a worker has it. Callbacks run on a thread of the cluster's.
+        """
+        _, asked = self._call(fn, [value], resources, task_timeout, retries, job)
+        return asked[0].future
+
+    def run(self, fn: Callable[..., Any], *resources: Any, job: str | None = None) -> list[Any]:
+        """Call `fn(*resources)` once in every worker at the same time; results in worker order.
+
+        The classical loop: `fn` trains, asynchronously or in step, on shared variables and queues.
+        Where a worker dies, `fn` is called again in its successor, within its budget (`restarts`).
+        The first error is raised at once; the others' `worker.should_stop()` says so, and after two
+        seconds their processes are replaced. With `engine="serial"` one worker follows the other,
+        so they cannot wait for each other.
+
+        Raises:
+            TaskFailed: `fn` raised; the message has the worker and the traceback.
+            WorkerFailed: a worker died more often than its budget allows.
+            SchemaError, FunctionError, Refused, Closed, Disconnected: as `map`.
+        """
+        job = self._job(job, free=True)
+        inputs = [None] * self._crew.count(job)
+        asked = self._crew.calling.call(
+            job, packed(fn, resources), inputs, retries=None, pinned=True
+        )
+        return self._results(job, asked)
+
+    def _call(
+        self,
+        fn: Callable[..., Any],
+        inputs: list[Any],
+        resources: tuple[Any, ...],
+        task_timeout: float | None,
+        retries: int,
+        job: str | None,
+    ) -> tuple[str, list[Asked]]:
+        job = self._job(job, free=True)
+        limit = checked_timeout(task_timeout)
+        retries = whole(retries, "retries", 0)
+        function, sent = packed(fn, resources), [functions.dump(each) for each in inputs]
+        return job, self._crew.calling.call(job, function, sent, timeout=limit, retries=retries)
+
+    def _results(self, job: str, asked: list[Asked]) -> list[Any]:
+        futures = [each.future for each in asked]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future.done():
+                    future.result()
+            return [future.result() for future in futures]
+        except BaseException:
+            self._crew.calling.give_up(job, asked)
+            raise
 
     def close(self) -> None:
         """End every process and thread of the cluster, within seconds. Idempotent."""
@@ -184,12 +297,14 @@ class Cluster(Closing):
                 steps.callback(self.session.close)
             steps.callback(self._crew.close)
 
-    def _job(self, job: str | None) -> str:
-        jobs = {seat.job: None for seat in self._crew.seats}
+    def _job(self, job: str | None, *, free: bool = False) -> str:
+        """A job that there is; by default the first, or the first that is `free` of collections."""
+        jobs = list(dict.fromkeys(seat.job for seat in self._crew.seats))
         if job is None:
-            job = next(iter(jobs))
+            idle = [name for name in jobs if all(seat.free for seat in self._crew.of(name))]
+            job = idle[0] if free and idle else jobs[0]
         if job not in jobs:
-            raise SchemaError(f"no workers of job {job!r}; there are {list(jobs)}")
+            raise SchemaError(f"no workers of job {job!r}; there are {jobs}")
         return job
 
 

@@ -36,7 +36,7 @@ def dump(value: object) -> bytes:
     try:
         return _pickle(value)
     except Exception as error:
-        root = _Place("", _name_of(value), "")
+        root = _Place("", name_of(value), "")
         culprit = None
         with contextlib.suppress(RecursionError):  # nested too deeply to be searched
             culprit = _find(root, value, {})
@@ -182,9 +182,9 @@ def _parts(place: _Place, value: object) -> Iterator[tuple[_Place, object]]:
         case functools.partial():
             yield place.below(".func"), value.func
             for index, argument in enumerate(value.args):
-                yield _Place("argument", str(index), _name_of(value)), argument
+                yield _Place("argument", str(index), name_of(value)), argument
             for name, argument in value.keywords.items():
-                yield _Place("argument", name, _name_of(value)), argument
+                yield _Place("argument", name, name_of(value)), argument
         case property():
             yield from ((place, part) for part in (value.fget, value.fset, value.fdel))
         case staticmethod() | classmethod():
@@ -258,7 +258,7 @@ def _explain(value: object, culprit: _Culprit) -> str:
     refusal = _refusal(culprit.value)
     what = refusal.what if refusal else f"{_type_name(culprit.value)} ({_reason(culprit.error)})"
     instead = refusal.instead if refusal else "create it inside the function"
-    place, name = culprit.place, _name_of(value)
+    place, name = culprit.place, name_of(value)
     where = "it" if culprit.value is value else f"{place.label} {place.path!r}".strip()
     owner = f" of {place.owner}" if place.owner not in ("", name) else ""
     return f"{name} cannot be sent to a worker: {where}{owner} is {what}; {instead}"
@@ -270,10 +270,10 @@ def _reason(error: Exception) -> str:
     return text if plain else f"{type(error).__name__}: {text}"
 
 
-def _name_of(value: object) -> str:
+def name_of(value: object) -> str:
     """The name by which the user knows a callable, else its type's."""
     if isinstance(value, functools.partial):
-        return _name_of(value.func)
+        return name_of(value.func)
     name = getattr(value, "__name__", None)
     return name if isinstance(name, str) else type(value).__name__
 

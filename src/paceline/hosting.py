@@ -44,7 +44,7 @@ class Launched:
             self._place = "127.0.0.1:0"
         self._task: Task | None = None
 
-    def start(self, on_end: Callable[[], None]) -> None:
+    def start(self, on_end: Callable[[str], None]) -> None:
         listener = transport(self._carrier).listen(self._place)
         # The kernel has chosen the port.
         self._place = listener.place
@@ -82,7 +82,7 @@ class Launched:
 class _ServerWatch(Listener):
     """Hears of the server's process."""
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
+    def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end
         self._exit: Exit | None = None
         self._ended = threading.Event()
@@ -95,7 +95,7 @@ class _ServerWatch(Listener):
 
     def ended(self, task: Task, how: Exit, /) -> None:
         self._exit = how
-        self._on_end()
+        self._on_end(f"the server, ps:0, {how.told}")
         self._ended.set()
 
     def became(self) -> str | None:
@@ -114,7 +114,7 @@ class Local:
         self.engine = engine(name)
         self._server = LocalServer(waits=self.engine.concurrent)
 
-    def start(self, on_end: Callable[[], None]) -> None:
+    def start(self, on_end: Callable[[str], None]) -> None:
         """There is nothing to start."""
 
     def setup(self, job: str, index: int, seed: int) -> Setup:

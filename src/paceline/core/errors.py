@@ -3,9 +3,18 @@
 A message says, on one line, what was asked, what was found, and what was wanted or exists.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class PacelineError(Exception):
-    """Base of all errors that paceline raises."""
+    """Base of all errors that paceline raises.
+
+    Where a call to a worker failed, `input` is what its function was given.
+    """
+
+    input: Any = None
 
 
 class Closed(PacelineError):
@@ -33,6 +42,10 @@ class UnknownName(PacelineError, KeyError):
 
 class WorkerFailed(PacelineError):
     """A worker cannot run; the message ends with the worker's own traceback."""
+
+
+class TaskFailed(PacelineError):
+    """A function that was called in a worker raised; the message ends with its traceback."""
 
 
 class WouldBlock(PacelineError):

@@ -194,7 +194,8 @@ def refuse(value: object, path: str) -> Tree:
     """Raise the error for a value that may not travel."""
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    raise SchemaError(f"leaf {path} is a {name}; allowed are {ALLOWED}")
+    article = "an" if name[0] in "aeiou" else "a"
+    raise SchemaError(f"leaf {path} is {article} {name}; allowed are {ALLOWED}")
 
 
 def dtype_named(kind: str) -> np.dtype[Any]:

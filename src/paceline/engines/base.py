@@ -177,6 +177,9 @@ class Engine(Closing):
     concurrent: bool = True
     """Whether tasks run beside the caller; else only while it calls `drive`."""
 
+    kills: bool = True
+    """Whether a task can be ended whatever it does; else it has to look at its line."""
+
     def drive(self) -> bool:
         """Let tasks that run in the caller's thread go on; whether one of them did something."""
         return False

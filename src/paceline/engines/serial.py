@@ -105,6 +105,7 @@ class SerialEngine(Engine):
     """
 
     concurrent = False
+    kills = False
 
     def __init__(self) -> None:
         self._tasks: list[SerialTask] = []

@@ -75,6 +75,8 @@ class ThreadTask(Task):
 class ThreadEngine(Engine):
     """Tasks as threads. One that never looks at its line cannot be ended, only left behind."""
 
+    kills = False
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tasks: list[ThreadTask] = []

@@ -15,7 +15,8 @@ from paceline.core.versions import count_of
 from paceline.packing import pack_item
 from paceline.transports.base import Block
 from paceline.variables import Variable
-from paceline.worker.handle import Worker, takes_worker
+from paceline.worker.calling import keywords
+from paceline.worker.handle import Worker
 from paceline.worker.line import Collect
 
 QUICK = 0.002
@@ -157,7 +158,7 @@ class Collector:
 
 
 def _generator(fn: Any, resources: tuple[Any, ...], worker: Worker) -> Iterator[Any]:
-    made = fn(*resources, worker=worker) if takes_worker(fn) else fn(*resources)
+    made = fn(*resources, **keywords(fn, worker))
     if not hasattr(made, "__next__"):
         raise FunctionError(
             f"{getattr(fn, '__name__', fn)} returned a {type(made).__name__}; to be collected from,"

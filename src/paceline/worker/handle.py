@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 from paceline.core.errors import TimedOut
 from paceline.engines.base import Link
 from paceline.session import Session
-from paceline.worker.line import Ended, Setup, StopJob
+from paceline.worker.line import Setup, StopJob
 
 
 class Worker:
@@ -30,8 +26,8 @@ class Worker:
         self._link = link
         self.later: list[object] = []
         self._logged: dict[str, list[float]] = {}
-        self._stopped: set[str] = set()
-        self._current = ""
+        self._stopped: set[str | int] = set()
+        self._current: str | int = ""
         self._hung_up = False
 
     def __repr__(self) -> str:
@@ -47,7 +43,7 @@ class Worker:
             self._logged.setdefault(name, []).append(float(value))
 
     def should_stop(self) -> bool:
-        """Whether the trainer no longer wants items; a function that takes long can look."""
+        """Whether nobody wants what the function makes; one that takes long can look."""
         self._listen()
         stopped = self._hung_up or self._current in self._stopped
         return stopped or not self.session.connection.alive()
@@ -57,32 +53,25 @@ class Worker:
         logged, self._logged = self._logged, {}
         return logged or None
 
-    def begin(self, collection: str) -> None:
-        """A function starts."""
-        self._current = collection
+    def begin(self, work: str | int) -> None:
+        """A function starts, for a collection or a call."""
+        self._current = work
+        self._stopped &= {work}
         self._logged = {}
 
-    def report(self, ended: Ended) -> None:
-        """Tell the launcher how a function ended."""
-        self._link.send(ended)
+    def tell(self, message: object) -> None:
+        """Tell the launcher something."""
+        self._link.send(message)
 
     def _listen(self) -> None:
         try:
             while True:
                 message = self._link.receive(0)
                 if isinstance(message, StopJob):
-                    self._stopped.add(message.collection)
+                    self._stopped.add(message.work)
                 else:
                     self.later.append(message)
         except TimedOut:
             return
         except EOFError:
             self._hung_up = True
-
-
-def takes_worker(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` has a parameter named `worker`."""
-    try:
-        return "worker" in inspect.signature(fn).parameters
-    except (TypeError, ValueError):
-        return False

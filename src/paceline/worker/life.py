@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import sys
-import traceback
 from collections.abc import Generator
 from typing import Any
 
@@ -16,9 +15,11 @@ from paceline.core import messages as m
 from paceline.core.errors import Closed, FunctionError, SchemaError, WouldBlock
 from paceline.engines.base import Link, received
 from paceline.session import Session
+from paceline.worker.caller import Caller
+from paceline.worker.calling import told
 from paceline.worker.collector import Collector
 from paceline.worker.handle import Worker
-from paceline.worker.line import Collect, Ended, Setup, Started
+from paceline.worker.line import Ask, Collect, Ended, Load, Setup, Started
 
 
 def run(link: Link) -> Generator[bool, None, None]:
@@ -35,11 +36,17 @@ def run(link: Link) -> Generator[bool, None, None]:
             setup.target, secret=setup.secret, job=setup.job, index=setup.index, channel=channel
         )
         worker = Worker(setup, session, link)
+        caller = Caller(worker)
         link.send(Started())
         while True:
             job = worker.later.pop(0) if worker.later else (yield from received(link))
             if isinstance(job, Collect):
                 yield from _collect(worker, job, setup.alone, link.waits)
+            elif isinstance(job, Load):
+                caller.load(job)
+            elif isinstance(job, Ask):
+                link.send(caller.answer(job))
+                yield True
     except EOFError:
         # The launcher is gone, or wants no more of us.
         return
@@ -68,15 +75,15 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
         pass
     except FunctionError as e:
         error, hopeless = f"FunctionError: {e}", True
-    except (WouldBlock, SchemaError):
-        error, hopeless = traceback.format_exc().rstrip(), True
-    except Exception:
+    except (WouldBlock, SchemaError) as e:
+        error, hopeless = told(e), True
+    except Exception as e:
         if not worker.session.connection.alive():
             # Whatever else it says: without a server this process is of no use.
             raise
         where = f"\n({collector.where()})" if collector else ""
-        error, hopeless = traceback.format_exc().rstrip() + where, collector is None
-    worker.report(Ended(job.collection, collector.items if collector else 0, error, hopeless))
+        error, hopeless = told(e) + where, collector is None
+    worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless))
     yield True
 
 

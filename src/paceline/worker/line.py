@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from paceline.core.tree import Array
 from paceline.transports.base import Channel
 
 
@@ -39,9 +41,9 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """End the function of that collection at its next step."""
+    """End the function of that collection at its next step; nobody waits for that call any more."""
 
-    collection: str
+    work: str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +62,45 @@ class Ended:
     items: int
     error: str | None = None
     hopeless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Keep a function to be called later. `payload` is (fn, resources), `key` says which it is.
+
+    A worker keeps the newest `KEPT` of them, and the launcher knows which these are.
+    """
+
+    key: bytes
+    payload: bytes
+
+
+KEPT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Call a loaded function, with an input or without. `timed`: say when it begins."""
+
+    number: int
+    key: bytes
+    input: bytes | None
+    timed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The function of a timed call is loaded and begins."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a function returned, a tree taken apart; or the class and the text of its error."""
+
+    number: int
+    layout: bytes = b""
+    values: tuple[Any, ...] = ()
+    content: Array | None = None
+    error: tuple[str, str] | None = None

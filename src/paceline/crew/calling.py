@@ -1,0 +1,151 @@
+"""Workers that are called: one input at a time, whoever is free."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from paceline.core.errors import PacelineError, Refused, WouldBlock
+from paceline.crew.calls import Asked, Calls, Function
+from paceline.crew.seat import Care, Seat
+from paceline.worker.line import Answer, Began, StopJob
+
+_log = logging.getLogger("paceline")
+
+GRACE = 2.0
+"""Seconds that a function has to end when nobody waits for what it returns."""
+
+
+class Calling:
+    """Hands calls to workers, and their answers to futures."""
+
+    def __init__(self, care: Care, jobs: Sequence[str], *, kills: bool) -> None:
+        self._care = care
+        self._kills = kills
+        self._calls = {job: Calls(job) for job in jobs}
+
+    def open(self, job: str) -> int:
+        """How many calls of a job wait or run."""
+        return self._calls[job].open
+
+    def call(
+        self,
+        job: str,
+        function: Function,
+        inputs: Sequence[bytes | None],
+        *,
+        timeout: float | None = None,
+        retries: int | None = 0,
+        pinned: bool = False,
+    ) -> list[Asked]:
+        """Have `function` called with each input, by whichever worker of `job` is free.
+
+        `pinned`: the first by the first worker, the second by the second, and so on.
+
+        Raises:
+            Refused: the workers of that job collect.
+            Closed, Disconnected: the cluster has ended.
+        """
+        with self._care.lock:
+            self._care.check(function.name)
+            self._check_free(job, function)
+            asked = [
+                self._calls[job].add(
+                    function, each, timeout=timeout, retries=retries, only=n if pinned else None
+                )
+                for n, each in enumerate(inputs)
+            ]
+            self._put_to_work(job)
+        if not self._care.concurrent:
+            self._drive_until_done(asked)
+        return asked
+
+    def give_up(self, job: str, asked: Sequence[Asked]) -> None:
+        """Nobody waits for these calls any more: what runs of them ends within seconds."""
+        with self._care.lock:
+            for each in asked:
+                if each.future.cancel():
+                    continue
+                worker = self._calls[job].give_up(each)
+                if worker is not None:
+                    seat = self._care.of(job)[worker]
+                    seat.send(StopJob(each.call.number))
+                    seat.kill_at = time.monotonic() + GRACE
+        self._care.look()
+
+    def handle(self, seat: Seat, event: object, now: float) -> None:
+        """Hear what a worker says of its call."""
+        if isinstance(event, Answer):
+            seat.kill_at = None
+            self._calls[seat.job].answered(seat.index, event, now)
+        elif isinstance(event, Began):
+            self._calls[seat.job].began(seat.index, event.number, now)
+
+    def died(self, seat: Seat, how: str) -> bool:
+        """A worker is dead; whether that was an input's doing, which has been seen to."""
+        calls = self._calls[seat.job]
+        had = calls.died(seat.index, how)
+        if had:
+            _log.warning("%s; it is restarted", how)
+        return had
+
+    def failed(self, seat: Seat, error: PacelineError) -> None:
+        """A seat's worker cannot run: calls that need it, or that nobody is left for, fail."""
+        calls = self._calls[seat.job]
+        calls.fail_those_of(seat.index, error)
+        if all(other.hopeless for other in self._care.of(seat.job)):
+            calls.fail(error)
+
+    def catch_up(self, now: float) -> list[float]:
+        """End what took too long and hand out what waits; when there will be more to do."""
+        for job, calls in self._calls.items():
+            overdue = calls.overdue(now)
+            for seat in self._care.of(job):
+                late = seat.kill_at is not None and seat.kill_at <= now
+                if late:
+                    seat.kill_at = None
+                if (late or seat.index in overdue) and self._kills:
+                    self._care.replace(seat)
+            self._put_to_work(job)
+        found = [seat.kill_at for seat in self._care.seats]
+        found += [calls.next_deadline() for calls in self._calls.values()]
+        return [deadline for deadline in found if deadline is not None]
+
+    def end(self, error: PacelineError) -> None:
+        """End every call with an error."""
+        for calls in self._calls.values():
+            calls.fail(error)
+
+    def settle(self) -> None:
+        """Give futures what they are to have. Not under the lock: users hang things on them."""
+        for calls in self._calls.values():
+            calls.settle()
+
+    def _check_free(self, job: str, function: Function) -> None:
+        for seat in self._care.of(job):
+            if not seat.free and seat.work is not None:
+                raise Refused(
+                    f"{function.name}: the workers of job {job!r} collect for"
+                    f" '{seat.work.collection}'; close that first, or give each a job of its own,"
+                    " as in workers={'actor': 8, 'eval': 1}"
+                )
+
+    def _put_to_work(self, job: str) -> None:
+        """Give workers that have nothing to do a call each."""
+        calls = self._calls[job]
+        if not calls.waiting:
+            return
+        for seat in self._care.of(job):
+            if seat.free and seat.hopeless:
+                self._care.start(seat)
+            if seat.free and seat.up:
+                for message in calls.next(seat.index, seat.loaded):
+                    seat.send(message)
+
+    def _drive_until_done(self, asked: Sequence[Asked]) -> None:
+        """Where everything shares this thread, calls have been made when they are asked for."""
+        for each in asked:
+            while not each.future.done():
+                if not self._care.drive():
+                    raise WouldBlock(f"{each}: no worker can go on")

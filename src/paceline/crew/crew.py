@@ -1,0 +1,243 @@
+"""The workers of a cluster: started, looked after, restarted within a budget."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from paceline.core.budget import WINDOW, Budget
+from paceline.core.errors import Closed, Disconnected, PacelineError, WorkerFailed
+from paceline.crew.calling import Calling
+from paceline.crew.collecting import Collecting
+from paceline.crew.seat import Care, Seat
+from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, show
+from paceline.worker.life import run
+from paceline.worker.line import Ended, Setup, Started
+
+_log = logging.getLogger("paceline")
+
+
+class Crew(Listener, Care):
+    """Supervises the workers of one cluster.
+
+    What happens is noted by the engine's thread and handled by the crew's own, or, where everything
+    runs in one thread, whenever the trainer waits.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        setup: Callable[[str, int, int], Setup],
+        jobs: dict[str, int],
+        *,
+        seed: int,
+        restarts: int,
+        threads: int,
+        devices: str,
+    ) -> None:
+        self.seats = [
+            Seat(job, index, Budget(restarts))
+            for job, count in jobs.items()
+            for index in range(count)
+        ]
+        self.calling = Calling(self, list(jobs), kills=engine.kills)
+        self.collecting = Collecting(self, self.calling.open)
+        self._engine = engine
+        self._setup = setup
+        self._seed = seed
+        self._threads = threads
+        self._devices = devices
+        self._by_task: dict[Task, Seat] = {}
+        self._events: deque[tuple[float, Task, object]] = deque()
+        self.lock = threading.RLock()
+        # The engine's thread only notes and wakes; it never waits for the lock.
+        self._wake = threading.Event()
+        self._ended: PacelineError | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Start every worker; return without waiting for them."""
+        for seat in self.seats:
+            self._start(seat)
+        if self.concurrent:
+            self._thread = threading.Thread(
+                target=self._supervise, name="paceline-crew", daemon=True
+            )
+            self._thread.start()
+
+    def drive(self) -> bool:
+        worked = self._engine.drive()
+        noted = bool(self._events)
+        self._catch_up()
+        return worked or noted
+
+    @property
+    def concurrent(self) -> bool:
+        return self._engine.concurrent
+
+    def count(self, job: str) -> int:
+        """How many workers a job has."""
+        return sum(seat.job == job for seat in self.seats)
+
+    def alive(self, job: str | None = None) -> int:
+        """How many workers are alive."""
+        with self.lock:
+            return sum(
+                seat.task is not None and seat.task.alive
+                for seat in self.seats
+                if job is None or seat.job == job
+            )
+
+    def server_ended(self, how: str) -> None:
+        """Without their server, workers are of no use."""
+        self._stand_down(Disconnected(how))
+
+    def close(self) -> None:
+        """Restart nobody from now on. The engine ends the workers. Idempotent."""
+        self._stand_down(Closed("the cluster is closed"))
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._end_calls()
+        for seat in self.seats:
+            if seat.task is not None and not seat.up:
+                # It is on its way to a server that is about to end, and has begun nothing.
+                seat.task.kill()
+
+    # What those ask for who give the workers work
+
+    def look(self) -> None:
+        self._wake.set()
+
+    def check(self, what: str) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(f"{what}: {self._ended}")
+
+    def start(self, seat: Seat) -> None:
+        try:
+            self._start(seat)
+        except PacelineError as e:
+            self.fail(seat, WorkerFailed(f"{seat.name} cannot be started: {e}"))
+
+    def replace(self, seat: Seat) -> None:
+        seat.expected_end, seat.up = True, False
+        if seat.task is not None:
+            seat.task.kill()
+
+    def within_budget(self, seat: Seat, error: str) -> bool:
+        if seat.budget.allow(time.monotonic()):
+            return True
+        text = (
+            f"{seat.name} failed {seat.budget.used + 1} times within {WINDOW:.0f} s, its budget is"
+            f" restarts={seat.budget.restarts}; the last time:\n{error}"
+        )
+        self.fail(seat, WorkerFailed(text))
+        return False
+
+    def fail(self, seat: Seat, error: PacelineError) -> None:
+        self.collecting.failed(seat, error)
+        self.calling.failed(seat, error)
+
+    # What the engine's thread tells
+
+    def received(self, task: Task, message: object, /) -> None:
+        self._note(task, message)
+
+    def printed(self, task: Task, line: str, stream: Stream, /) -> None:
+        show(task, line, stream)
+
+    def ended(self, task: Task, how: Exit, /) -> None:
+        self._note(task, how)
+
+    def _note(self, task: Task, event: object) -> None:
+        self._events.append((time.monotonic(), task, event))
+        self._wake.set()
+
+    # What is done about it
+
+    def _supervise(self) -> None:
+        limit: float | None = None
+        while self._ended is None:
+            self._wake.wait(limit)
+            self._wake.clear()
+            try:
+                limit = self._catch_up()
+            except Exception as e:
+                # Nobody would look after the workers any more: whoever asks next must hear of it.
+                _log.exception("the supervision of the workers failed")
+                error = WorkerFailed(f"the supervision of the workers failed: {e!r}")
+                self.collecting.end(error)
+                self._stand_down(error)
+        self._end_calls()
+
+    def _stand_down(self, why: PacelineError) -> None:
+        self._ended = self._ended or why
+        self._wake.set()
+
+    def _end_calls(self) -> None:
+        assert self._ended is not None
+        with self.lock:
+            self.calling.end(self._ended)
+        self.calling.settle()
+
+    def _catch_up(self) -> float | None:
+        """Handle what was noted and start who is due; seconds until somebody will be."""
+        with self.lock:
+            while self._events and self._ended is None:
+                self._handle(*self._events.popleft())
+            now = time.monotonic()
+            dues = self.calling.catch_up(now)
+            for seat in self.seats:
+                if seat.due is not None and seat.due <= now and self._ended is None:
+                    self.start(seat)
+            dues += [seat.due for seat in self.seats if seat.due is not None]
+        self.calling.settle()
+        return max(0.0, min(dues) - now) if dues else None
+
+    def _start(self, seat: Seat) -> None:
+        seat.due, seat.up, seat.loaded = None, False, {}
+        spec = TaskSpec(seat.name, run, threads=self._threads, devices=self._devices)
+        seat.task = self._engine.start(spec, self)
+        self._by_task[seat.task] = seat
+        seat.send(self._setup(seat.job, seat.index, self._seed_of(seat)))
+        seat.starts += 1
+        if seat.work is not None and not seat.returned:
+            seat.send(seat.work)
+
+    def _seed_of(self, seat: Seat) -> int:
+        job = int.from_bytes(seat.job.encode(), "little")
+        words = np.random.SeedSequence([self._seed, job, seat.index, seat.starts])
+        return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+    def _handle(self, now: float, task: Task, event: object) -> None:
+        seat = self._by_task[task]
+        if isinstance(event, Exit):
+            del self._by_task[task]
+            self._died(seat, event)
+        elif isinstance(event, Ended):
+            self.collecting.ended(seat, event)
+        elif isinstance(event, Started):
+            seat.up = True
+        else:
+            self.calling.handle(seat, event, now)
+
+    def _died(self, seat: Seat, how: Exit) -> None:
+        expected, seat.expected_end = seat.expected_end, False
+        seat.task, seat.up, seat.kill_at = None, False, None
+        detail = f"\n{how.error.rstrip()}" if how.error else ""
+        what = f"{seat.name} {how.told}"
+        if self.calling.died(seat, f"{what}{detail}") or expected:
+            seat.due = time.monotonic() + self._back_off(seat)
+        elif seat.returned:
+            # It has nothing to do; the next work has it started again.
+            return
+        elif self.within_budget(seat, f"{what}{detail}"):
+            seat.due = time.monotonic() + self._back_off(seat)
+            _log.warning("%s; it is restarted%s", what, detail)
+
+    def _back_off(self, seat: Seat) -> float:
+        return seat.budget.back_off if self.concurrent else 0.0

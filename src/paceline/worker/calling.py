@@ -1,0 +1,29 @@
+"""Calling users' functions: what they are given, and how their errors are told."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_OURS = str(Path(__file__).parents[1])
+
+
+def keywords(fn: Callable[..., Any], worker: object) -> dict[str, Any]:
+    """`worker=worker`, if `fn` has a parameter of that name."""
+    try:
+        return {"worker": worker} if "worker" in inspect.signature(fn).parameters else {}
+    except (TypeError, ValueError):
+        return {}
+
+
+def told(error: BaseException) -> str:
+    """The traceback of a function's error, from the function's own first line on."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OURS):
+        first = first.tb_next
+    # Without a line of the function's own, ours are all there is.
+    shown = error.with_traceback(first or error.__traceback__)
+    return "".join(traceback.format_exception(shown)).rstrip()
