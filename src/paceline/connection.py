@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from paceline.core import messages as m
@@ -153,8 +154,13 @@ class Connection:
         return self._broken is None and self._channel.alive()
 
     def give_back(self) -> None:
-        """Let the server know now which of its buffers are no longer used here."""
-        self._channel.flush()
+        """Let the server know now which of its buffers are no longer used here.
+
+        Finalisers may call it: it neither waits for another thread nor raises.
+        """
+        if not self.forked:
+            with suppress(PacelineError):
+                self._channel.flush()
 
     def close(self) -> None:
         """End the connection; what waits in other threads ends with `Closed`. Idempotent."""

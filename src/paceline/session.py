@@ -8,7 +8,8 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from paceline.connection import Connection, memory
+from paceline.connection import Connection
+from paceline.connection import memory as buffer
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
@@ -18,7 +19,7 @@ from paceline.core.tree import Array
 from paceline.packing import pack
 from paceline.queues import Queue
 from paceline.server.loop import LocalServer
-from paceline.transports.base import Address, Channel, transport
+from paceline.transports.base import Address, Buffers, Channel, transport
 from paceline.variables import Variable
 
 T = TypeVar("T")
@@ -89,7 +90,13 @@ class Session(Closing):
 
     @overload
     def variable(
-        self, name: str, value: T, *, overwrite: bool = False, timeout: float | None = 60.0
+        self,
+        name: str,
+        value: T,
+        *,
+        overwrite: bool = False,
+        memory: int | None = None,
+        timeout: float | None = 60.0,
     ) -> Variable[T]: ...
 
     def variable(
@@ -98,6 +105,7 @@ class Session(Closing):
         value: Any = _UNSET,
         *,
         overwrite: bool = False,
+        memory: int | None = None,
         timeout: float | None = 60.0,
     ) -> Variable[Any]:
         """The variable of that name. Whoever first gives it a value initialises it.
@@ -105,9 +113,17 @@ class Session(Closing):
         A value given later is not taken, unless told to `overwrite`; its structure must agree.
         Without a value this waits until somebody has initialised the variable.
 
+        With `memory`, the versions that are stored, and the one about to be, take that many bytes
+        at most: the current version, tagged ones, and those that a reader on the server's host
+        still looks at. `assign` and `assign_add` then wait until there is room. What a process
+        has copied for itself does not count: nor does a new tree that waits for room, nor the
+        memory that a writer keeps for its next version.
+
         Raises:
-            SchemaError: it exists with another structure; the message names the odd leaf.
-            TimedOut: nobody initialised it within `timeout` seconds.
+            SchemaError: it exists with another structure or bound, the message says where they
+                differ; or the bound is too small for two versions.
+            TimedOut: nobody initialised it, or made room, within `timeout` seconds.
+            OutOfMemory: as `Variable.assign`.
         """
         limit = checked_timeout(timeout)
         name = _named("variable", name)
@@ -115,14 +131,23 @@ class Session(Closing):
             request = m.Await(name, limit)
             defined, buffers = self._connection.exchange(request, timeout=limit)
         else:
-            head, block = pack(self._connection.arena, value, f"variable '{name}'")
-            define = m.Define(name, head, overwrite)
-            defined, buffers = self._connection.exchange(define, [block])
-        board = memory(buffers)
+            defined, buffers = self._define(name, value, overwrite, memory, limit)
+        board = buffer(buffers)
         if board is not None:
             self._board = board.array().view(np.int64)
         word = None if self._board is None else self._board[defined.word : defined.word + 1]
-        return Variable(self._connection, name, word)
+        return Variable(self._connection, name, word, bounded=defined.bounded)
+
+    def _define(
+        self, name: str, value: Any, overwrite: bool, bound: int | None, limit: float | None
+    ) -> tuple[m.Defined, Buffers]:
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
+            raise SchemaError(f"variable '{name}': memory is whole bytes, not {bound!r}")
+        head, block = pack(self._connection.arena, value, f"variable '{name}'")
+        request = m.Define(name, head, overwrite, bound, limit)
+        # Only what replaces another version may have to wait for room.
+        patience = limit if overwrite else 0.0
+        return self._connection.exchange(request, [block], patience)
 
     def queue(
         self,

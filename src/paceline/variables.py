@@ -12,13 +12,15 @@ from paceline.connection import Connection, memory
 from paceline.core import messages as m
 from paceline.core import versions
 from paceline.core.clock import checked_timeout
+from paceline.core.errors import SchemaError
 from paceline.core.tree import Array
 from paceline.packing import pack, view
+from paceline.transports.base import Lease
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Snapshot(Generic[T]):
     """One version and its tree, which belong together for ever.
 
@@ -30,8 +32,13 @@ class Snapshot(Generic[T]):
     version: int
     tree: T
 
+    @property
+    def count(self) -> int:
+        """The assigns in its epoch up to this version: the number that messages show."""
+        return versions.count_of(self.version)
+
     def __repr__(self) -> str:
-        return f"<Snapshot of version {versions.count_of(self.version)}>"
+        return f"<Snapshot of version {self.count}>"
 
 
 class Variable(Generic[T]):
@@ -41,7 +48,9 @@ class Variable(Generic[T]):
     bytes for everyone.
     """
 
-    def __init__(self, connection: Connection, name: str, word: Array | None) -> None:
+    def __init__(
+        self, connection: Connection, name: str, word: Array | None, *, bounded: bool = False
+    ) -> None:
         self.name = name
         self.first_read: int | None = None
         """The first version read since this was set to `None`: what stamps a worker's items."""
@@ -49,7 +58,12 @@ class Variable(Generic[T]):
         """The last version read."""
         self._connection = connection
         self._word = word
-        self._snapshot: Snapshot[T] | None = None
+        self._bounded = bounded
+        self._newest: Snapshot[T] | None = None
+        # Where others wait for memory, what is only remembered must not keep any.
+        self._seen: weakref.WeakValueDictionary[str | None, Snapshot[T]] = (
+            weakref.WeakValueDictionary()
+        )
         self._filled: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -65,111 +79,191 @@ class Variable(Generic[T]):
             return int(self._word[0])
         return self._connection.exchange(m.Await(self.name, 0.0))[0].version
 
-    def assign(self, tree: T) -> int:
+    def assign(self, tree: T, *, timeout: float | None = 60.0) -> int:
         """Replace the whole tree; return the new version.
 
         Atomic: readers see the old tree or the new one. The tree is copied before this returns, so
-        the caller may go on changing it. NaN is a value like any other.
+        the caller may go on changing it. NaN is a value like any other. Where the variable has a
+        bound (`memory=`), this waits until the new version has room.
 
         Raises:
             SchemaError: the structure, a dtype or a shape differs; the message names the leaf.
-            OutOfMemory: there is no memory for another version.
+            OutOfMemory: there is no memory for another version, or this session itself holds the
+                versions that leave no room below the bound; the message says who holds what.
+            TimedOut: the others made no room within `timeout` seconds; nothing was changed.
         """
-        return self._write(m.Assign, tree, f"assign '{self.name}'")
+        return self._write(m.Assign, tree, f"assign '{self.name}'", timeout)
 
-    def assign_add(self, tree: T) -> int:
+    def assign_add(self, tree: T, *, timeout: float | None = 60.0) -> int:
         """Add a tree of the same structure, leaf by leaf; return the new version.
 
         Atomic, and no addition is lost, whoever adds at the same time.
 
         Raises:
             SchemaError: the structure, a dtype or a shape differs, or a leaf cannot be added.
+            OutOfMemory, TimedOut: as `assign`.
         """
-        return self._write(m.Add, tree, f"assign_add '{self.name}'")
+        return self._write(m.Add, tree, f"assign_add '{self.name}'", timeout)
 
     def read(
         self,
         *,
         newer_than: int | None = None,
+        tag: str | None = None,
         like: Any = None,
         timeout: float | None = 60.0,
     ) -> Snapshot[T]:
-        """The newest version, once it is above `newer_than`.
+        """The newest version, once it is above `newer_than`; or the one that `tag` names.
 
         Costs no message when nothing has changed since the last read, and a short one where no
-        memory is shared with the server. With `like`, named tuples and dataclasses come back as
+        memory is shared with the server. Of a variable with a bound (`memory=`) that holds while
+        the last snapshot is still alive. With `like`, named tuples and dataclasses come back as
         such, and so do JAX arrays and pytrees such as Equinox modules: where `like` has a JAX
         array, the tree has one with a copy of the leaf, on the same device. What cannot travel,
-        such as a module's functions, is that of `like`.
+        such as a module's functions, is that of `like`. A read by tag does not stamp a worker's
+        items.
 
         Raises:
             SchemaError: the variable differs from `like`; the message names the first odd leaf.
             TimedOut: no such version came within `timeout` seconds.
+            UnknownName: there is no such tag; the message lists those there are.
             Disconnected: the server is gone.
         """
         limit = checked_timeout(timeout)
-        floor = m.NO_VERSION if newer_than is None else operator.index(newer_than)
-        found = self._snapshot
-        if found is None or found.version <= floor or not self._unchanged(found.version):
-            have = m.NO_VERSION if found is None else found.version
-            value, buffers = self._fetch(floor, limit, have)
-            if found is None or value.version != have:
-                tree = view(value.layout, value.values, memory(buffers))
-                found = self._snapshot = Snapshot(value.version, tree)
-        self._note(found.version)
+        if tag is None:
+            found = self._read_newest(newer_than, limit)
+        elif newer_than is None:
+            found = self._read_tagged(checked_tag(tag))
+        else:
+            raise SchemaError(
+                f"read '{self.name}': tag={tag!r} names one version, so it cannot be asked for"
+                f" with newer_than={newer_than!r}; give one of the two"
+            )
         if like is not None:
             return Snapshot(found.version, rebuild(found.tree, like, f"read '{self.name}'"))
         return found
 
-    def read_into(self, target: Any, *, timeout: float | None = 60.0) -> int:
-        """Copy the newest version into `target`, in place; return the version.
+    def read_into(
+        self, target: Any, *, tag: str | None = None, timeout: float | None = 60.0
+    ) -> int:
+        """Copy the newest version, or the one that `tag` names, into `target`; return the version.
 
         `target` is a NumPy array, a torch module (parameters and buffers) or tensor, or a tree of
         them; JAX's arrays never change: use `read(like=)`. Everything is checked before the first
-        byte is copied. A model that holds the newest version already is left as it is, at no cost;
-        one that was changed since is written again, and so is every target with NumPy arrays, where
-        a change cannot be seen.
+        byte is copied. A model that holds that version already is left as it is, at no cost; one
+        that was changed since is written again, and so is every target with NumPy arrays, where a
+        change cannot be seen. A read by tag does not stamp a worker's items.
 
         Raises:
             SchemaError: the target differs from the variable; the message names the leaf.
-            TimedOut, Disconnected: as `read`.
+            UnknownName, TimedOut, Disconnected: as `read`.
         """
         limit = checked_timeout(timeout)
-        version, mark = self._filled_with(target)
-        have = m.NO_VERSION
-        if version is not None and fingerprint(target) == mark:
-            if self._unchanged(version):
-                self._note(version)
-                return version
-            have = version
-        value, buffers = self._fetch(m.NO_VERSION, limit, have)
-        if value.version == have:
-            self._note(have)
-            return have
-        read_into(
-            target,
-            view(value.layout, value.values, memory(buffers)),
-            f"read_into '{self.name}'",
-        )
-        del buffers
-        self._connection.give_back()
-        self._note(value.version)
-        self._remember(target, value.version)
-        return value.version
+        held, mark = self._filled_with(target)
+        have = m.NO_VERSION if held is None or fingerprint(target) != mark else held
+        if tag is not None:
+            version, tree = self._fetch(m.ReadTag(self.name, checked_tag(tag), have))
+        elif have != m.NO_VERSION and self._unchanged(have):
+            version, tree = have, None
+        else:
+            # What is there already needs no wait.
+            version, tree = self._fetch(m.Read(self.name, m.NO_VERSION, limit, have))
+        if version != have:
+            try:
+                read_into(target, tree, f"read_into '{self.name}'")
+            finally:
+                del tree
+                self._connection.give_back()
+            self._remember(target, version)
+        if tag is None:
+            self._note(version)
+        return version
 
-    def _write(self, kind: type[m.Assign | m.Add], tree: T, what: str) -> int:
-        head, block = pack(self._connection.arena, tree, what)
+    def tag(self, tag: str, version: int | None = None) -> int:
+        """Keep a version, the current one unless told another, under a name; return the version.
+
+        It stays until `untag`, for all sessions. Another version than the current can be tagged
+        while it is there: while it has another tag, or somebody on the server's host looks at it.
+        Giving a version the tag that it has already changes nothing.
+
+        Raises:
+            SchemaError: the tag names another version; the message says which.
+            UnknownName: that version is not kept any more; the message lists those that are.
+        """
+        wanted = None if version is None else operator.index(version)
+        return self._connection.call(m.Tag(self.name, checked_tag(tag), wanted)).version
+
+    def tags(self) -> dict[str, int]:
+        """All tags and the versions that they name, in order of tagging."""
+        content: dict[str, int] = self._connection.call(m.Tags(self.name)).content
+        return content
+
+    def untag(self, tag: str) -> None:
+        """Take a tag off; its version goes as soon as nobody holds it.
+
+        Raises:
+            UnknownName: there is no such tag; the message lists those there are.
+        """
+        self._connection.call(m.Untag(self.name, checked_tag(tag)))
+
+    def memory(self) -> dict[str, Any]:
+        """What its versions take where they are stored, and who keeps each of them.
+
+        `bytes` in all, the `bound` (`None` without one), how many writes are `waiting` for room,
+        and for each of the `versions` its `version`, its `bytes`, and what it is `held_by`:
+        "current", "tag gen-12", or a task such as "worker:0" that looks at it. Who reads from
+        another host, or has copied it, looks at memory of its own, which does not count.
+        """
+        content: dict[str, Any] = self._connection.call(m.Usage(self.name)).content
+        return content
+
+    def _write(
+        self, kind: type[m.Assign | m.Add], tree: T, what: str, timeout: float | None
+    ) -> int:
+        limit = checked_timeout(timeout)
         # The last snapshot may be all that keeps an old version's memory from being used again.
-        self._snapshot = None
-        return self._connection.call(kind(self.name, head), [block]).version
+        self._newest = None
+        head, block = pack(self._connection.arena, tree, what)
+        # Without a bound it waits for nothing but additions in hand.
+        request = kind(self.name, head, limit if self._bounded else None)
+        patience = limit if self._bounded else 0.0
+        return self._connection.call(request, [block], patience).version
 
-    def _fetch(
-        self, newer_than: int, limit: float | None, have: int = m.NO_VERSION
-    ) -> tuple[m.Value, Any]:
-        request = m.Read(self.name, newer_than, limit, have)
-        # What is there already needs no wait.
-        patience = 0.0 if newer_than == m.NO_VERSION else limit
-        return self._connection.exchange(request, timeout=patience)
+    def _read_newest(self, newer_than: int | None, limit: float | None) -> Snapshot[T]:
+        floor = m.NO_VERSION if newer_than is None else operator.index(newer_than)
+        found = self._seen.get(None) if self._bounded else self._newest
+        if found is None or found.version <= floor or not self._unchanged(found.version):
+            have = m.NO_VERSION if found is None else found.version
+            # What is there already needs no wait.
+            patience = 0.0 if newer_than is None else limit
+            version, tree = self._fetch(m.Read(self.name, floor, limit, have), patience)
+            if found is None or version != have:
+                found = Snapshot(version, tree)
+            if self._bounded:
+                self._seen[None] = found
+            else:
+                self._newest = found
+        self._note(found.version)
+        return found
+
+    def _read_tagged(self, tag: str) -> Snapshot[T]:
+        found = self._seen.get(tag)
+        have = m.NO_VERSION if found is None else found.version
+        version, tree = self._fetch(m.ReadTag(self.name, tag, have))
+        if found is None or version != have:
+            found = self._seen[tag] = Snapshot(version, tree)
+        return found
+
+    def _fetch(self, request: m.Read | m.ReadTag, patience: float | None = 0.0) -> tuple[int, Any]:
+        """A version and its tree, which is left out if it is the one that there is."""
+        value, buffers = self._connection.exchange(request, timeout=patience)
+        if value.version == request.have:
+            return value.version, None
+        block = memory(buffers)
+        if self._bounded and block is not None:
+            # Somebody may wait for this memory, so its end is told at once.
+            block = Lease(block, self._connection.give_back)
+        return value.version, view(value.layout, value.values, block)
 
     def _unchanged(self, version: int) -> bool:
         # The word is a hint: equal means unchanged. It means nothing once the server is gone.
@@ -195,3 +289,14 @@ class Variable(Generic[T]):
         except TypeError:
             # Plain containers cannot be remembered; they are written again.
             return
+
+
+def checked_tag(tag: Any) -> str:
+    """`tag`, if it can be one.
+
+    Raises:
+        SchemaError: it is no text.
+    """
+    if not isinstance(tag, str):
+        raise SchemaError(f"a tag is a str, not {tag!r}")
+    return tag

@@ -2,57 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from paceline.core import tree, versions
+from paceline.core.kept_versions import KeptVersions
 from paceline.core.waiting import NOT_YET, NotYet, Stored
 
 
-class VariableState:
-    """The newest tree of one variable. Older ones live as long as somebody holds them."""
+def _by_str(holder: object) -> str:
+    return str(holder)
 
-    def __init__(self, name: str, epoch: int) -> None:
+
+class VariableState:
+    """The newest tree of one variable, and the older ones that are kept.
+
+    `called` gives the name of a holder or writer for messages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        *,
+        memory: int | None = None,
+        called: Callable[[object], str] = _by_str,
+    ) -> None:
         self.name = name
         self.version = versions.first(epoch)
         self.stored: Stored | None = None
+        self.kept = KeptVersions(name, memory)
+        self._called = called
         self._adding = False
 
-    def define(self, first: Stored, *, overwrite: bool = False) -> bool | NotYet:
+    def define(
+        self, first: Stored, *, overwrite: bool = False, writer: object = None
+    ) -> bool | NotYet:
         """Initialise, or find it initialised; whether `first` was taken.
 
         Raises:
-            SchemaError: it exists with another structure.
+            SchemaError: it exists with another structure, or `first` is too large for its bound.
+            OutOfMemory: as `assign`.
         """
         if self.stored is None:
+            self.kept.check_bound(first.nbytes)
             return self._commit(first) > 0
         self._check("variable", first)
         if not overwrite:
             return False
-        return NOT_YET if self._adding else self._commit(first) > 0
+        return self._free(first, writer) and self._commit(first) > 0
 
     def defined(self) -> Literal[True] | NotYet:
         """Whether it has a value."""
         return NOT_YET if self.stored is None else True
 
-    def assign(self, new: Stored) -> int | NotYet:
+    def assign(self, new: Stored, writer: object = None) -> int | NotYet:
         """Replace the tree; the new version. Not while an addition is being computed.
+
+        Not, either, while there is no room for another version.
 
         Raises:
             SchemaError: `new` has another structure.
+            OutOfMemory: what `writer` itself holds leaves no room.
         """
         if self.stored is not None:
             self._check("assign", new)
-        return NOT_YET if self._adding else self._commit(new)
+        return self._free(new, writer) and self._commit(new)
 
-    def begin_add(self, delta: Stored) -> Stored | NotYet:
+    def begin_add(self, delta: Stored, writer: object = None) -> Stored | NotYet:
         """Take the write turn; the tree that `delta` is to be added to.
 
         Raises:
             SchemaError: `delta` has another structure.
+            OutOfMemory: what `writer` itself holds leaves no room.
         """
-        if self.stored is None or self._adding:
+        if self.stored is None:
             return NOT_YET
         self._check("assign_add", delta)
+        if not self._free(self.stored, writer):
+            return NOT_YET
+        # Until it ends nobody else can take the room that was found for the sum.
         self._adding = True
         return self.stored
 
@@ -67,9 +96,36 @@ class VariableState:
             return NOT_YET
         return self.version, self.stored
 
+    def at(self, version: int) -> Stored | None:
+        """The tree of a version, while it is kept: while it is current, tagged or held."""
+        return self.kept.at(version)
+
+    def check_write(self, what: str, new: Stored, writer: object) -> None:
+        """Whether a write is possible at all, whoever else is to write before it.
+
+        Raises:
+            SchemaError: `new` has another structure.
+            OutOfMemory: what `writer` itself holds leaves no room.
+        """
+        if self.stored is not None:
+            self._check(what, new)
+            self.kept.room(new.nbytes, writer, self._called)
+
+    def why_not(self, nbytes: int) -> str:
+        """What a write waits for, as part of a message."""
+        if self._adding:
+            return f"an addition to '{self.name}' is being computed"
+        return f"{self.kept.full(nbytes, self._called)}; whoever lets go or untags ends the wait"
+
+    def _free(self, new: Stored, writer: object) -> Literal[True] | NotYet:
+        if self.kept.room(new.nbytes, writer, self._called) and not self._adding:
+            return True
+        return NOT_YET
+
     def _commit(self, new: Stored) -> int:
         # Version and tree change in one step, so no reader can pair an old one with a new one.
         self.stored, self.version = new, self.version + 1
+        self.kept.replace(self.version, new)
         return self.version
 
     def _check(self, what: str, new: Stored) -> None:

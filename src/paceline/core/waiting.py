@@ -36,3 +36,9 @@ class Stored:
         self.layout = layout
         self.values = values
         self.memory = memory
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its arrays, and of its texts."""
+        arrays = 0 if self.memory is None else int(self.memory.nbytes)
+        return arrays + sum(len(value) for value in self.values if isinstance(value, (str, bytes)))

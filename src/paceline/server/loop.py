@@ -16,17 +16,21 @@ from paceline.server.collection_desk import CollectionDesk
 from paceline.server.poller import READ, WRITE, Poller
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.service import Finish, Peer, Service, Work
+from paceline.server.tag_desk import TagDesk
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import transport
 from paceline.transports.greeting import LIMIT, Greeting
 from paceline.transports.memory import MemoryChannel
 from paceline.transports.stream import UNREAD_LIMIT
 
-DESKS = (VariableDesk, QueueDesk, CollectionDesk)
+DESKS = (VariableDesk, TagDesk, QueueDesk, CollectionDesk)
 STRANGERS = 256
 RELEASES = 16
 PAUSE = 0.5
 """Seconds until a listener that could not accept tries again."""
+
+LOOK = 0.01
+"""Seconds until a write looks again whether somebody in this process let go of a version."""
 
 
 class Server:
@@ -244,6 +248,7 @@ class LocalServer:
         """A new connection's client end."""
         client, server = MemoryChannel.pair(waits=self._waits)
         peer = Peer(server)
+        variables: VariableDesk = self.service.desk(VariableDesk)
         self._ends.add(server)
 
         def pump() -> None:
@@ -259,7 +264,8 @@ class LocalServer:
 
         def tick() -> float | None:
             with self._lock:
-                return self.service.tick()
+                limit = self.service.tick()
+                return _sooner(limit, LOOK) if variables.crowded else limit
 
         server.on_frame = pump
         client.idle = tick

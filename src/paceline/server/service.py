@@ -7,6 +7,7 @@ once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -81,6 +82,8 @@ class Service:
         self.members = MemberState()
         self.parking = Parking(clock or SystemClock())
         self.run_long = run_long or at_once
+        # What was let go of: finalisers put it here, which run anywhere.
+        self.ended: deque[Callable[[], None]] = deque()
         self._handlers: dict[type, Handler] = {
             m.Join: self._join,
             m.Leave: self._leave,
@@ -106,6 +109,8 @@ class Service:
         Raises:
             ProtocolError: it broke the protocol and is to be cut off; it has been told why.
         """
+        if self.ended:
+            self._settle()
         try:
             if frame.kind != REQUEST and frame.kind != ONE_WAY:
                 raise ProtocolError(f"a client sent a frame of kind {frame.kind}")
@@ -131,6 +136,8 @@ class Service:
 
     def tick(self) -> float | None:
         """End waits whose time is up; seconds until there is more to do, `None` if never."""
+        if self.ended:
+            self._settle()
         if not self.parking.timed:
             return None
         self.parking.expire()
@@ -165,36 +172,44 @@ class Service:
         *,
         behind: bool = False,
         in_vain: Callable[[], None] | None = None,
+        then: Callable[[Any], None] | None = None,
     ) -> None:
         """Answer with what `attempt` says, now or once `key` has changed.
 
         `behind`: not before those who wait for `key` already, unless each is held back by a bound
-        of its own. `in_vain` is called when the wait
-        ends by its time limit or is cancelled.
+        of its own. `in_vain` is called when the wait ends by its time limit or is cancelled. `then`
+        is given what `attempt` said, and answers.
 
         Raises:
             ProtocolError: `timeout` is negative or not a number.
         """
         if timeout is not None and not timeout >= 0:
             raise ProtocolError(f"a timeout of {timeout} seconds")
+        number = frame.request
+
+        def finish(result: Any) -> None:
+            if in_vain is not None and isinstance(result, TimedOut):
+                in_vain()
+            if then is None or isinstance(result, Exception):
+                self.answer(peer, number, result)
+            else:
+                then(result)
+
         result: Any = self.parking.standing(peer, key) if behind else None
         if result is None:
             result = attempt()
             if result is not NOT_YET and result is not HELD_BACK:
-                self.answer(peer, frame.request, result)
+                finish(result)
                 return
-        number = frame.request
-
-        def answer(result: Any) -> None:
-            if in_vain is not None and isinstance(result, TimedOut):
-                in_vain()
-            self.answer(peer, number, result)
-
-        parked = Parked(peer, number, what, attempt, answer)
+        parked = Parked(peer, number, what, attempt, finish)
         parked.held_back = result is HELD_BACK
         self.parking.park(key, parked, timeout)
         if timeout == 0:
             self.parking.expire()
+
+    def _settle(self) -> None:
+        while self.ended:
+            self.ended.popleft()()
 
     def who(self) -> str:
         """The living members, as part of a message."""
@@ -273,8 +288,3 @@ def checked_name(name: str) -> str:
     if not 0 < len(name) <= MAX_NAME:
         raise SchemaError(f"a name has 1 to {MAX_NAME} characters, not {len(name)}: {name[:40]!r}")
     return name
-
-
-def never() -> str:
-    """Said of a wait that has no time limit."""
-    return "a wait without a limit"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,6 @@ from paceline.core.tree import Array, decoded
 from paceline.core.variable_state import VariableState
 from paceline.core.versions import count_of
 from paceline.core.waiting import NOT_YET, Stored
-from paceline.server.parking import Parked
 from paceline.server.service import (
     Desk,
     Handler,
@@ -23,13 +24,13 @@ from paceline.server.service import (
     buffer,
     bytes_of,
     checked_name,
-    never,
     stored,
 )
-from paceline.transports.base import Frame
+from paceline.transports.base import Frame, Lease
 
 WORDS = 4096
 LONG_WORK = 1 << 20
+_ASKED: dict[type, str] = {m.Define: "variable", m.Assign: "assign", m.Add: "assign_add"}
 
 
 class VariableDesk(Desk):
@@ -44,6 +45,7 @@ class VariableDesk(Desk):
         self._service = service
         self.states: dict[str, VariableState] = {}
         self._words: dict[str, int] = {}
+        self._bounded: list[str] = []
         self._board = service.arena.allocate(WORDS * 8)
         self._board_words: Array = self._board.array().view(np.int64)
         self._board_words[:] = 0
@@ -58,11 +60,12 @@ class VariableDesk(Desk):
         }
 
     def listing(self) -> tuple[str, dict[str, Any]]:
-        made = {name: count_of(s.version) for name, s in self.states.items() if s.stored}
-        return "variables", made
+        return "variables", {name: count_of(state.version) for name, state in self.states.items()}
 
     def lost(self, peer: Peer) -> None:
-        """Versions belong to nobody."""
+        # Versions belong to nobody; what the peer held comes back by itself.
+        for name in self.states:
+            self._service.parking.changed(("write", name), in_order=True)
 
     def variable(self, name: str) -> VariableState:
         """The variable of that name.
@@ -75,38 +78,80 @@ class VariableDesk(Desk):
             raise UnknownName(f"no variable '{name}'; there are {sorted(self.states)}")
         return found
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a write waits until somebody lets go of a version."""
+        waiting = self._service.parking.waiting
+        return any(waiting(("write", name)) for name in self._bounded)
+
+    def lend(self, peer: Peer, state: VariableState, version: int, tree: Stored) -> Any:
+        """The reply with a kept version, which stays kept for as long as the peer looks at it."""
+        reply = m.Value(version, tree.layout, tree.values)
+        if tree.memory is None:
+            return reply
+        state.kept.hold(version, peer)
+        back = partial(self._let_go, state, version, peer)
+        return reply, (Lease(tree.memory, partial(self._service.ended.append, back)),)
+
+    def freed(self, name: str) -> None:
+        """Memory of a variable has become free: those who wait to write are asked again."""
+        self._service.parking.changed(("write", name), in_order=True)
+
+    def _let_go(self, state: VariableState, version: int, peer: Peer) -> None:
+        if state.kept.let_go(version, peer):
+            self.freed(state.name)
+
     def _committed(self, name: str) -> None:
         self._board_words[self._words[name]] = self.states[name].version
         self._service.parking.changed(("variable", name))
+        self.freed(name)
 
-    def _made(self, name: str) -> VariableState:
-        if name not in self.states:
-            if len(self.states) == WORDS:
-                raise SchemaError(f"variable '{name}': a server holds {WORDS} variables at most")
-            self._words[name] = len(self.states)
-            self.states[checked_name(name)] = VariableState(name, self._service.epoch)
-        return self.states[name]
+    def _made(self, request: m.Define, first: Stored) -> VariableState:
+        name, bound = request.name, request.memory
+        state = self.states.get(name)
+        if state is not None:
+            if bound is not None and bound != state.kept.bound:
+                raise SchemaError(
+                    f"variable '{name}' exists with memory={state.kept.bound}; asked for: {bound}"
+                )
+            return state
+        if len(self.states) == WORDS:
+            raise SchemaError(f"variable '{name}': a server holds {WORDS} variables at most")
+        state = VariableState(
+            checked_name(name), self._service.epoch, memory=bound, called=holder_name
+        )
+        state.kept.check_bound(first.nbytes)
+        if bound is not None:
+            self._bounded.append(name)
+        self._words[name] = len(self.states)
+        self.states[name] = state
+        return state
 
     def _defined(self, peer: Peer, name: str, fresh: bool) -> Any:
-        reply = m.Defined(self.states[name].version, self._words[name], fresh)
+        state = self.states[name]
+        bounded = state.kept.bound is not None
+        reply = m.Defined(state.version, self._words[name], fresh, bounded)
         if not peer.channel.shares_memory or peer.board_sent:
             return reply
         peer.board_sent = True
         return reply, [self._board]
 
     def _define(self, peer: Peer, request: m.Define, frame: Frame) -> None:
-        state = self._made(request.name)
         first = stored(request.head, buffer(frame, 0))
+        state = self._made(request, first)
 
         def attempt() -> Any:
-            fresh = state.define(first, overwrite=request.overwrite)
+            fresh = state.define(first, overwrite=request.overwrite, writer=peer)
             if fresh is NOT_YET:
                 return NOT_YET
             if fresh:
                 self._committed(request.name)
             return self._defined(peer, request.name, fresh)
 
-        self._service.ask(peer, frame, ("variable", request.name), attempt, None, never)
+        if request.overwrite:
+            self._write(peer, request, frame, first, attempt)
+        else:
+            self._service.answer(peer, frame.request, attempt())
 
     def _await(self, peer: Peer, request: m.Await, frame: Frame) -> None:
         name = checked_name(request.name)
@@ -129,34 +174,45 @@ class VariableDesk(Desk):
         new = stored(request.head, buffer(frame, 0))
 
         def attempt() -> Any:
-            version = state.assign(new)
+            version = state.assign(new, peer)
             if version is NOT_YET:
                 return NOT_YET
             self._committed(request.name)
             return m.Version(version)
 
-        self._service.ask(peer, frame, ("variable", request.name), attempt, None, never)
+        self._write(peer, request, frame, new, attempt)
 
     def _add(self, peer: Peer, request: m.Add, frame: Frame) -> None:
         state = self.variable(request.name)
         delta = stored(request.head, buffer(frame, 0))
-        number = frame.request
 
-        def begun(result: Any) -> None:
-            if isinstance(result, Exception):
-                self._service.answer(peer, number, result)
-                return
-            self._add_beside(peer, number, state, result, delta)
+        def begun(current: Any) -> None:
+            self._add_beside(peer, frame.request, state, current, delta)
 
-        def attempt() -> Any:
-            return state.begin_add(delta)
+        self._write(peer, request, frame, delta, lambda: state.begin_add(delta, peer), begun)
 
-        current = attempt()
-        if current is not NOT_YET:
-            begun(current)
-            return
-        parked = Parked(peer, number, never, attempt, begun)
-        self._service.parking.park(("variable", request.name), parked, None)
+    def _write(
+        self,
+        peer: Peer,
+        request: m.Define | m.Assign | m.Add,
+        frame: Frame,
+        new: Stored,
+        attempt: Callable[[], Any],
+        then: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Write in the order of arrival: now, or when those before and a lack of room are past."""
+        state = self.states[request.name]
+        # What can never be written hears so now, also behind those who wait.
+        state.check_write(_ASKED[type(request)], new, peer)
+
+        def what() -> str:
+            why = state.why_not(new.nbytes)
+            return f"{_ASKED[type(request)]} '{state.name}': {why}; {self._service.who()}"
+
+        self._service.ask(
+            peer, frame, ("write", state.name), attempt, request.timeout, what,
+            behind=True, in_vain=lambda: self.freed(state.name), then=then,
+        )  # fmt: skip
 
     def _add_beside(
         self, peer: Peer, number: int, state: VariableState, current: Stored, delta: Stored
@@ -186,11 +242,10 @@ class VariableDesk(Desk):
             found = state.read(request.newer_than)
             if found is NOT_YET:
                 return NOT_YET
-            version, stored = found
+            version, tree = found
             if version == request.have:
                 return m.Value(version, b"", [])
-            reply = m.Value(version, stored.layout, stored.values)
-            return reply if stored.memory is None else (reply, (stored.memory,))
+            return self.lend(peer, state, version, tree)
 
         def what() -> str:
             return (
@@ -199,3 +254,8 @@ class VariableDesk(Desk):
             )
 
         self._service.ask(peer, frame, ("variable", request.name), attempt, request.timeout, what)
+
+
+def holder_name(holder: object) -> str:
+    """Who holds a version, as messages say it."""
+    return holder.name if isinstance(holder, Peer) else str(holder)

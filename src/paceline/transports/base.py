@@ -103,6 +103,38 @@ class Inline(Memory):
         return np.frombuffer(self._bytes, np.uint8)
 
 
+class Lease(Memory):
+    """Memory lent to one holder: `ended` is called once neither it nor a view of it is left.
+
+    It is called by whoever lets go last, wherever that is: it must neither wait nor raise.
+    """
+
+    __slots__ = ("_address", "_ended", "memory", "nbytes")
+
+    def __init__(self, memory: Memory, ended: Callable[[], object]) -> None:
+        self.memory = memory
+        self.nbytes = memory.nbytes
+        self._ended = ended
+
+    def array(self) -> Array:
+        # The root of every view is this object, as for any memory that others wait for.
+        self._address = self.memory.array().ctypes.data
+        return np.asarray(self)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (self.nbytes,),
+            "data": (self._address, True),
+        }
+
+    def __del__(self) -> None:
+        del self.memory
+        self._ended()
+
+
 Buffers: TypeAlias = Sequence[Memory | None]
 
 

@@ -62,6 +62,7 @@ class StreamChannel(Channel):
         self._sock = sock
         self._waits = waits
         self._send_lock = threading.Lock()
+        self._hurry = False
         # What the next envelope gives back, where memory is shared.
         self._released: deque[int] = deque()
         self._forgotten: deque[int] = deque()
@@ -110,23 +111,36 @@ class StreamChannel(Channel):
 
     def send(self, frame: Frame) -> None:
         with self._send_lock:
-            if self.closed:
-                raise Disconnected("this connection is closed")
-            if not frame.buffers and not self._released and not self._forgotten:
-                data = PREFIX.pack(
-                    PROTOCOL, frame.kind, 0, len(frame.header), 0, 0,
-                    frame.session, frame.request, frame.epoch,
-                ) + frame.header  # fmt: skip
-                # Almost always the socket takes a short frame at once.
-                sent = 0 if self._outbox else self._put(data)
-                if sent != len(data):
-                    self._write(deque([Piece(memoryview(data)[sent:])]))
-                return
-            self._write(self._encode(frame))
+            self._send(frame)
+        if self._hurry:
+            self.flush()
 
     def flush(self) -> None:
-        if self._released and not self.closed:
-            self.send(Frame(codec.ONE_WAY, 0, b""))
+        # Finalisers call this too, perhaps of a thread that is sending: it never waits for the
+        # lock. Whoever has it looks again afterwards.
+        self._hurry = True
+        while self._hurry and self._send_lock.acquire(blocking=False):
+            try:
+                self._hurry = False
+                if self._released and not self.closed:
+                    self._send(Frame(codec.ONE_WAY, 0, b""))
+            finally:
+                self._send_lock.release()
+
+    def _send(self, frame: Frame) -> None:
+        if self.closed:
+            raise Disconnected("this connection is closed")
+        if not frame.buffers and not self._released and not self._forgotten:
+            data = PREFIX.pack(
+                PROTOCOL, frame.kind, 0, len(frame.header), 0, 0,
+                frame.session, frame.request, frame.epoch,
+            ) + frame.header  # fmt: skip
+            # Almost always the socket takes a short frame at once.
+            sent = 0 if self._outbox else self._put(data)
+            if sent != len(data):
+                self._write(deque([Piece(memoryview(data)[sent:])]))
+            return
+        self._write(self._encode(frame))
 
     def send_more(self) -> None:
         """Send what waits in the outbox, as far as the socket takes it, and not for long."""

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.core import codec
 from paceline.core.codec import PREFIX, PROTOCOL, Envelope
 from paceline.core.errors import Disconnected, ProtocolError
-from paceline.transports.base import Buffers, Frame, Inline, Memory, Part
+from paceline.transports.base import Buffers, Frame, Inline, Lease, Memory, Part
 from paceline.transports.shared import Pinned, Segment, SharedBlock, descriptors
 from paceline.transports.stream import CHUNK, Piece, StreamChannel
 
@@ -40,8 +40,9 @@ class UnixChannel(StreamChannel):
         inline: list[Any] = []
         new: list[Segment] = []
         nbytes = 0
-        for memory in frame.buffers:
-            if memory is None or memory.nbytes == 0:
+        for lent in frame.buffers:
+            memory = lent.memory if isinstance(lent, Lease) else lent
+            if lent is None or memory is None or memory.nbytes == 0:
                 buffers.append((0, 0, 0, 0))
                 continue
             root, offset = (memory.root, memory.offset) if type(memory) is Part else (memory, 0)
@@ -51,7 +52,7 @@ class UnixChannel(StreamChannel):
                     self._introduce(segment)
                     new.append(segment)
                 self._pins += 1
-                self._sent[self._pins] = root
+                self._sent[self._pins] = lent if type(lent) is Lease else root
                 buffers.append((segment.uid, root.offset + offset, memory.nbytes, self._pins))
             else:
                 buffers.append((0, 0, memory.nbytes, 0))

@@ -57,6 +57,11 @@ from paceline.core.messages.variables import (
     Await,
     Define,
     Read,
+    ReadTag,
+    Tag,
+    Tags,
+    Untag,
+    Usage,
 )
 
 __all__ = [
@@ -92,6 +97,7 @@ __all__ = [
     "QueueStats",
     "R",
     "Read",
+    "ReadTag",
     "Receipt",
     "Reply",
     "Request",
@@ -99,7 +105,11 @@ __all__ = [
     "Resources",
     "RunHead",
     "Stop",
+    "Tag",
+    "Tags",
     "Text",
+    "Untag",
+    "Usage",
     "Value",
     "Version",
     "decode_reply",
@@ -120,6 +130,11 @@ Requests: TypeAlias = (
     | Assign
     | Add
     | Read
+    | ReadTag
+    | Tag
+    | Untag
+    | Tags
+    | Usage
     | DefineQueue
     | FindQueue
     | Enqueue

@@ -71,6 +71,7 @@ class Defined(Message, tag=103, frozen=True, gc=False):
     version: int
     word: int
     fresh: bool
+    bounded: bool = False
 
 
 class Items(Message, tag=104, frozen=True, gc=False):

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from paceline.core.messages.replies import NO_VERSION, Defined, Head, Request, Value, Version
+from paceline.core.messages.replies import (
+    NO_VERSION,
+    Defined,
+    Done,
+    Head,
+    Request,
+    Text,
+    Value,
+    Version,
+)
 
 
 class Define(Request[Defined], tag=10, frozen=True, gc=False):
@@ -11,6 +20,8 @@ class Define(Request[Defined], tag=10, frozen=True, gc=False):
     name: str
     head: Head
     overwrite: bool = False
+    memory: int | None = None
+    timeout: float | None = None
 
 
 class Await(Request[Defined], tag=11, frozen=True, gc=False):
@@ -25,6 +36,7 @@ class Assign(Request[Version], tag=12, frozen=True, gc=False):
 
     name: str
     head: Head
+    timeout: float | None = None
 
 
 class Add(Request[Version], tag=13, frozen=True, gc=False):
@@ -32,6 +44,7 @@ class Add(Request[Version], tag=13, frozen=True, gc=False):
 
     name: str
     head: Head
+    timeout: float | None = None
 
 
 class Read(Request[Value], tag=14, frozen=True, gc=False):
@@ -44,3 +57,38 @@ class Read(Request[Value], tag=14, frozen=True, gc=False):
     newer_than: int
     timeout: float | None
     have: int = NO_VERSION
+
+
+class ReadTag(Request[Value], tag=15, frozen=True, gc=False):
+    """The tree that a tag names; without its layout if it is the version that the reader has."""
+
+    name: str
+    tag: str
+    have: int = NO_VERSION
+
+
+class Tag(Request[Version], tag=16, frozen=True, gc=False):
+    """Keep a version, the current one unless told another, under a name."""
+
+    name: str
+    tag: str
+    version: int | None = None
+
+
+class Untag(Request[Done], tag=17, frozen=True, gc=False):
+    """Take a tag off."""
+
+    name: str
+    tag: str
+
+
+class Tags(Request[Text], tag=18, frozen=True, gc=False):
+    """All tags and their versions, in order of tagging."""
+
+    name: str
+
+
+class Usage(Request[Text], tag=19, frozen=True, gc=False):
+    """Which versions are kept, and for whom."""
+
+    name: str

@@ -1,0 +1,79 @@
+"""What a server does with the versions of variables that are kept: tags, and who holds what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.core import messages as m
+from paceline.core.kept_versions import held_by
+from paceline.core.variable_state import VariableState
+from paceline.server.service import Desk, Handler, Peer, Service, checked_name
+from paceline.server.variable_desk import VariableDesk, holder_name
+from paceline.transports.base import Frame
+
+
+class TagDesk(Desk):
+    """The tags of a server's variables, and the memory that their versions take."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._variables: VariableDesk = service.desk(VariableDesk)
+
+    def handlers(self) -> dict[type, Handler]:
+        return {
+            m.ReadTag: self._read,
+            m.Tag: self._tag,
+            m.Untag: self._untag,
+            m.Tags: self._tags,
+            m.Usage: self._usage,
+        }
+
+    def listing(self) -> tuple[str, dict[str, Any]]:
+        return "memory", {name: self._used(s) for name, s in self._variables.states.items()}
+
+    def lost(self, peer: Peer) -> None:
+        """Tags belong to nobody."""
+
+    def _read(self, peer: Peer, request: m.ReadTag, frame: Frame) -> None:
+        state = self._variables.variable(request.name)
+        version = state.kept.tagged(request.tag)
+        reply: Any = m.Value(version, b"", [])
+        if version != request.have:
+            tree = state.at(version)
+            assert tree is not None
+            reply = self._variables.lend(peer, state, version, tree)
+        self._service.answer(peer, frame.request, reply)
+
+    def _tag(self, peer: Peer, request: m.Tag, frame: Frame) -> None:
+        state = self._variables.variable(request.name)
+        version = state.kept.tag(checked_name(request.tag), request.version)
+        self._service.answer(peer, frame.request, m.Version(version))
+
+    def _untag(self, peer: Peer, request: m.Untag, frame: Frame) -> None:
+        freed = self._variables.variable(request.name).kept.untag(request.tag)
+        self._service.answer(peer, frame.request, m.Done())
+        if freed:
+            self._variables.freed(request.name)
+
+    def _tags(self, peer: Peer, request: m.Tags, frame: Frame) -> None:
+        state = self._variables.variable(request.name)
+        self._service.answer(peer, frame.request, m.Text(state.kept.tags))
+
+    def _usage(self, peer: Peer, request: m.Usage, frame: Frame) -> None:
+        state = self._variables.variable(request.name)
+        self._service.answer(peer, frame.request, m.Text(self._used(state)))
+
+    def _used(self, state: VariableState) -> dict[str, Any]:
+        return {
+            "bytes": state.kept.nbytes,
+            "bound": state.kept.bound,
+            "waiting": self._service.parking.waiting(("write", state.name)),
+            "versions": [
+                {
+                    "version": kept.version,
+                    "bytes": kept.nbytes,
+                    "held_by": held_by(kept, holder_name),
+                }
+                for kept in state.kept.listing()
+            ],
+        }
