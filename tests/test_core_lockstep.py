@@ -7,12 +7,12 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from items import marks, run
 
 from paceline.core import versions
 from paceline.core.errors import Closed, ProtocolError
 from paceline.core.lockstep_state import LockstepState, Round, Versions
-from paceline.core.messages import Head
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.queue_state import QueueState
 from paceline.core.waiting import NOT_YET, Stored
 
 FIRST = versions.first(7) + 1
@@ -47,15 +47,13 @@ class Desk:
         return 0 if granted is NOT_YET else granted
 
     def hand_in(self, worker: int, many: int = 1, abandoned: int = 0) -> None:
-        """Items that say who made them, and how many that worker had made before."""
-        items = []
-        for _ in range(many):
-            head = Head(b"", [worker, self.numbers[worker]], self.version)
-            items.append(Item(head, None, 1, f"worker:{worker}"))
-            self.numbers[worker] += 1
-        self.state.offer(worker, items, abandoned)
+        """A run of items that say who made them, and how many that worker had made before."""
+        first = self.numbers[worker]
+        self.numbers[worker] += many
+        made = [worker * 100 + nth for nth in range(first, first + many)]
+        self.state.offer(worker, [run(*made, stamp=self.version)] if made else [], abandoned)
 
-    def ask(self, *, retry: bool = False, returned: bool = False) -> list[list[int]] | None:
+    def ask(self, *, retry: bool = False, returned: bool = False) -> list[tuple[int, int]] | None:
         """What the items of the next batch say, if there is one."""
         found = self.state.next(retry=retry)
         if found is NOT_YET:
@@ -63,7 +61,7 @@ class Desk:
         items, _ = found
         delivery = self.state.queue.hand_out(items, "trainer")
         self.state.queue.receipt(delivery, "trainer", returned=returned)
-        return [item.head.values for item in items]
+        return [divmod(mark, 100) for mark in marks(items)]
 
     def fill(self) -> None:
         """Each worker makes what is due."""
@@ -155,7 +153,7 @@ def test_a_wait_given_up_is_the_same_round_when_asked_again() -> None:
     assert desk.admit(1) == 1
     desk.hand_in(1)
     assert desk.state.owed == []
-    assert desk.ask(retry=True) == [[0, 0], [1, 0]]
+    assert desk.ask(retry=True) == [(0, 0), (1, 0)]
 
 
 def test_a_batch_that_came_back_is_handed_over_again_in_the_same_order() -> None:
@@ -165,7 +163,7 @@ def test_a_batch_that_came_back_is_handed_over_again_in_the_same_order() -> None
         assert desk.admit(worker, 1) == 1
         desk.hand_in(worker)
     first = desk.ask(retry=True, returned=True)
-    assert first == [[0, 0], [1, 0], [0, 1]]
+    assert first == [(0, 0), (1, 0), (0, 1)]
     assert desk.ask(returned=True) == first
     assert desk.ask() == first
     assert desk.state.finished == 0
@@ -182,7 +180,7 @@ def test_a_batch_whose_trainer_died_is_not_lost() -> None:
     assert found is not NOT_YET
     desk.state.queue.hand_out(found[0], "trainer")
     desk.state.lost("trainer")
-    assert desk.ask() == [[0, 0], [0, 1]]
+    assert desk.ask() == [(0, 0), (0, 1)]
 
 
 def test_what_was_admitted_and_given_back_is_still_the_same_workers_turn() -> None:
@@ -216,10 +214,10 @@ def test_a_function_that_returned_ends_the_run_when_its_turn_comes() -> None:
     assert desk.ask() is None
     desk.fill()
     desk.state.drain(1)
-    assert desk.ask(retry=True) == [[0, 0], [1, 0]]
+    assert desk.ask(retry=True) == [(0, 0), (1, 0)]
     assert desk.ask() is None
     desk.fill()
-    assert desk.ask(retry=True) == [[2, 0], [0, 1]]
+    assert desk.ask(retry=True) == [(2, 0), (0, 1)]
     said = (
         r"^collection 'c': the function of worker:1 has returned, and in lockstep item 0 of batch 2"
         r" is its turn: such a run goes on with all its workers or ends$"
@@ -243,7 +241,7 @@ def test_the_trainers_word_that_all_have_returned_changes_nothing() -> None:
     assert desk.ask() is None
     desk.state.drain("trainer")
     desk.fill()
-    assert desk.ask(retry=True) == [[0, 0]]
+    assert desk.ask(retry=True) == [(0, 0)]
 
 
 def test_an_ended_run_refuses_and_drops_what_is_left() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeAlias, final
 
 from paceline.core.errors import Closed, ProtocolError
-from paceline.core.queue_state import Item, QueueState
+from paceline.core.queue_state import QueueState, Run
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET, NotYet, Stored
 
@@ -84,8 +84,10 @@ class LockstepState(Schedule):
         """The workers whose items of this round are still to come, in the order of turns."""
         return [name for place, name in enumerate(self._turns) if self._due(place)]
 
-    def offer(self, worker: object, items: list[Item], abandoned: int) -> None:
+    def offer(self, worker: object, runs: list[Run], abandoned: int) -> None:
         place = self._place(worker)
+        # In the batch others' items come between those of a run.
+        items = [item for run in runs for item in _single(run)]
         super().offer(worker, items, abandoned)
         for item in items:
             item.number = self._made[place] * len(self._turns) + place
@@ -93,7 +95,7 @@ class LockstepState(Schedule):
         if not self._going or self.queue.closed:
             self.round.end()
 
-    def next(self, *, retry: bool) -> tuple[list[Item], list[int]] | NotYet:
+    def next(self, *, retry: bool) -> tuple[list[Run], list[int]] | NotYet:
         """The items of the next round, by their numbers, and their lags.
 
         A round goes on until its batch has been handed over, however often it is asked for.
@@ -163,3 +165,12 @@ class LockstepState(Schedule):
             f" returned, and in lockstep item {item} of batch {batch} is its turn: such a run goes"
             " on with all its workers or ends"
         )
+
+
+def _single(run: Run) -> list[Run]:
+    """The items of a run, each as a run of its own."""
+    items = []
+    while run.count > 1:
+        first, run = run.split(1)
+        items.append(first)
+    return [*items, run]
