@@ -93,14 +93,14 @@ def advantages(data, value, next_value):
     return result
 
 
-def main(workers, steps, seed):
+def main(workers, engine, steps, seed):
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # networks this small are slower on more
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     returns, taken = deque(maxlen=100), 0
 
-    with paceline.Cluster(workers=workers, seed=seed) as cluster:
+    with paceline.Cluster(workers=workers, engine=engine, seed=seed) as cluster:
         policy = cluster.variable("policy", net)
         for batch in cluster.collect(rollouts, policy, batch_size=BATCH_SIZE, max_lag=1):
             train_step(net, optimizer, batch.to("torch").data)
@@ -118,6 +118,7 @@ def main(workers, steps, seed):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--engine", default="processes")
     parser.add_argument("--steps", type=int, default=300_000)
     parser.add_argument("--seed", type=int, default=0)
     main(**vars(parser.parse_args()))

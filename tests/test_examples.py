@@ -1,44 +1,53 @@
 """Every example runs, with 1, 2 and 4 workers."""
 
-import os
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-# Each process imports torch, which takes its time on a busy machine.
-LIMIT_SECONDS = 110.0
-
-
-def run(name: str, *args: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name, *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_SECONDS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from programs import EXAMPLES, run, steps_taken
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("name", ["cartpole_torch.py", "session_loop.py"])
 def test_an_example_runs_with_any_number_of_workers(name: str, workers: int) -> None:
-    said = run(name, "--workers", workers, "--steps", 3000)
-    found = re.fullmatch(r"(?:not )?solved: mean return (\d+\.\d) after (\d+) steps\n", said)
-    assert found, said
-    assert int(found[2]) >= 3000
+    assert steps_taken(run(name, "--workers", workers, "--steps", 3000)) >= 3000
 
 
 def test_the_session_loop_solves_its_task() -> None:
     assert run("session_loop.py", "--seed", 1).startswith("solved: ")
 
 
-def test_every_example_is_run_here() -> None:
-    assert {file.name for file in EXAMPLES.glob("*.py")} == {"cartpole_torch.py", "session_loop.py"}
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_settings_changed_in_mid_run_reach_the_workers(workers: int) -> None:
+    said = run("settings.py", "--workers", workers, "--goal", 60)
+    lines = said.splitlines()
+    for gravity in (15.0, 22.0):
+        (assigned,) = [i for i, line in enumerate(lines) if f"gravity becomes {gravity}" in line]
+        (arrived,) = [i for i, line in enumerate(lines) if line.endswith(f"gravity {gravity}")]
+        assert assigned < arrived
+    assert re.fullmatch(
+        r"solved: mean return \d+\.\d with gravity 22.0 after \d+ batches", lines[-1]
+    )
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_an_example_runs_within_one_process(engine: str) -> None:
+    last = run("settings.py", "--engine", engine, "--batches", 2).splitlines()[-1]
+    assert re.fullmatch(r"not solved: mean return \d+\.\d with gravity 9.8 after 2 batches", last)
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 5
+    assert [cell["id"] for cell in cells if cell["outputs"] or cell["execution_count"]] == []
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    tests = "".join(file.read_text() for file in Path(__file__).parent.rglob("test*_examples.py"))
+    there = {file.name for file in EXAMPLES.iterdir() if file.suffix in (".py", ".ipynb")}
+    assert len(there) >= 5
+    assert [name for name in sorted(there) if f'"{name}"' not in tests] == []

@@ -1,0 +1,34 @@
+"""The programs in `examples/`, run as users run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+# Each process imports a framework, which takes its time on a busy machine.
+LIMIT_SECONDS = 110.0
+
+
+def run(name: str, *args: object) -> str:
+    """What an example printed, when it has ended well."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name, *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def steps_taken(said: str) -> int:
+    """How many steps a run took by its one line, which says whether the task was solved."""
+    found = re.fullmatch(r"(?:not )?solved: mean return (\d+\.\d) after (\d+) steps\n", said)
+    assert found, said
+    return int(found[2])
