@@ -30,6 +30,7 @@ OUTPUTS = {
 # Where the program of a page is run with less to do.
 BUDGETS = {
     "cheap.py": ("BATCHES = 100", "BATCHES = 10"),
+    "strategy.py": ("GENERATIONS = 8, 0.5, 0.5, 12", "GENERATIONS = 8, 0.5, 0.5, 2"),
     "pole.py": ("STEPS, UPDATES, RATE = 256, 50,", "STEPS, UPDATES, RATE = 256, 5,"),
 }
 
@@ -41,7 +42,7 @@ INTERNAL = {
     "Batch": {"layout"},
     "Collection": {"drain", "fail"},
     "Session": {"connection", "handle"},
-    "Worker": {"begin", "report", "take_logged"},
+    "Worker": {"begin", "take_logged", "tell"},
 }
 
 each_page = pytest.mark.parametrize("name", PAGES)
