@@ -141,8 +141,8 @@ class Session(Closing):
     def _define(
         self, name: str, value: Any, overwrite: bool, bound: int | None, limit: float | None
     ) -> tuple[m.Defined, Buffers]:
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
-            raise SchemaError(f"variable '{name}': memory is whole bytes, not {bound!r}")
+        if bound is not None:
+            bound = whole(bound, f"variable '{name}': memory", hint=" bytes")
         head, block = pack(self._connection.arena, value, f"variable '{name}'")
         request = m.Define(name, head, overwrite, bound, limit)
         # Only what replaces another version may have to wait for room.

@@ -19,6 +19,9 @@ from paceline.transports.base import Lease
 
 T = TypeVar("T")
 
+LARGE = 1 << 20
+"""Bytes from which on a version is not kept only to be found again."""
+
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Snapshot(Generic[T]):
@@ -60,7 +63,6 @@ class Variable(Generic[T]):
         self._word = word
         self._bounded = bounded
         self._newest: Snapshot[T] | None = None
-        # Where others wait for memory, what is only remembered must not keep any.
         self._seen: weakref.WeakValueDictionary[str | None, Snapshot[T]] = (
             weakref.WeakValueDictionary()
         )
@@ -116,12 +118,12 @@ class Variable(Generic[T]):
         """The newest version, once it is above `newer_than`; or the one that `tag` names.
 
         Costs no message when nothing has changed since the last read, and a short one where no
-        memory is shared with the server. Of a variable with a bound (`memory=`) that holds while
-        the last snapshot is still alive. With `like`, named tuples and dataclasses come back as
-        such, and so do JAX arrays and pytrees such as Equinox modules: where `like` has a JAX
-        array, the tree has one with a copy of the leaf, on the same device. What cannot travel,
-        such as a module's functions, is that of `like`. A read by tag does not stamp a worker's
-        items.
+        memory is shared with the server. Of a variable of 1 MB or more, or with a bound
+        (`memory=`), that holds while the last snapshot is still alive. With `like`, named tuples
+        and dataclasses come back as such, and so do JAX arrays and pytrees such as Equinox modules:
+        where `like` has a JAX array, the tree has one with a copy of the leaf, on the same device.
+        What cannot travel, such as a module's functions, is that of `like`. A read by tag does not
+        stamp a worker's items.
 
         Raises:
             SchemaError: the variable differs from `like`; the message names the first odd leaf.
@@ -162,12 +164,12 @@ class Variable(Generic[T]):
         held, mark = self._filled_with(target)
         have = m.NO_VERSION if held is None or fingerprint(target) != mark else held
         if tag is not None:
-            version, tree = self._fetch(m.ReadTag(self.name, checked_tag(tag), have))
+            version, tree, _ = self._fetch(m.ReadTag(self.name, checked_tag(tag), have))
         elif have != m.NO_VERSION and self._unchanged(have):
             version, tree = have, None
         else:
             # What is there already needs no wait.
-            version, tree = self._fetch(m.Read(self.name, m.NO_VERSION, limit, have))
+            version, tree, _ = self._fetch(m.Read(self.name, m.NO_VERSION, limit, have))
         if version != have:
             try:
                 read_into(target, tree, f"read_into '{self.name}'")
@@ -231,39 +233,43 @@ class Variable(Generic[T]):
 
     def _read_newest(self, newer_than: int | None, limit: float | None) -> Snapshot[T]:
         floor = m.NO_VERSION if newer_than is None else operator.index(newer_than)
-        found = self._seen.get(None) if self._bounded else self._newest
+        found = self._newest or self._seen.get(None)
         if found is None or found.version <= floor or not self._unchanged(found.version):
             have = m.NO_VERSION if found is None else found.version
             # What is there already needs no wait.
             patience = 0.0 if newer_than is None else limit
-            version, tree = self._fetch(m.Read(self.name, floor, limit, have), patience)
+            version, tree, nbytes = self._fetch(m.Read(self.name, floor, limit, have), patience)
             if found is None or version != have:
-                found = Snapshot(version, tree)
-            if self._bounded:
-                self._seen[None] = found
-            else:
-                self._newest = found
+                found = self._seen[None] = Snapshot(version, tree)
+                self._newest = None if self._is_wanted(nbytes) else found
         self._note(found.version)
         return found
 
     def _read_tagged(self, tag: str) -> Snapshot[T]:
         found = self._seen.get(tag)
         have = m.NO_VERSION if found is None else found.version
-        version, tree = self._fetch(m.ReadTag(self.name, tag, have))
+        version, tree, _ = self._fetch(m.ReadTag(self.name, tag, have))
         if found is None or version != have:
             found = self._seen[tag] = Snapshot(version, tree)
         return found
 
-    def _fetch(self, request: m.Read | m.ReadTag, patience: float | None = 0.0) -> tuple[int, Any]:
-        """A version and its tree, which is left out if it is the one that there is."""
+    def _fetch(
+        self, request: m.Read | m.ReadTag, patience: float | None = 0.0
+    ) -> tuple[int, Any, int]:
+        """A version, its tree and bytes; no tree if it is the version that there is."""
         value, buffers = self._connection.exchange(request, timeout=patience)
         if value.version == request.have:
-            return value.version, None
+            return value.version, None, 0
         block = memory(buffers)
-        if self._bounded and block is not None:
-            # Somebody may wait for this memory, so its end is told at once.
+        nbytes = 0 if block is None else block.nbytes
+        if block is not None and self._is_wanted(nbytes):
+            # Told at once that nobody looks any more, not with the next message.
             block = Lease(block, self._connection.give_back)
-        return value.version, view(value.layout, value.values, block)
+        return value.version, view(value.layout, value.values, block), nbytes
+
+    def _is_wanted(self, nbytes: int) -> bool:
+        """Whether others may need that memory: nothing that is only remembered must keep it."""
+        return self._bounded or nbytes >= LARGE
 
     def _unchanged(self, version: int) -> bool:
         # The word is a hint: equal means unchanged. It means nothing once the server is gone.
