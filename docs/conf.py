@@ -1,5 +1,6 @@
 """How Sphinx builds this site: Markdown pages, and a reference out of the docstrings."""
 
+import re
 from typing import Any
 
 import paceline
@@ -17,6 +18,7 @@ default_role = "code"
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 
 html_theme = "furo"
 html_title = "paceline"
@@ -26,14 +28,18 @@ html_show_sphinx = False
 CALLED_BY_USERS = {"paceline.Cluster", "paceline.Session"}
 
 
-def without_arguments(
+def readable(
     app: Any, kind: str, name: str, thing: Any, options: Any, signature: str, returned: str
-) -> tuple[str, str] | None:
-    """Leave out the arguments of classes that only the library makes objects of."""
-    hidden = kind == "class" and name not in CALLED_BY_USERS
-    return ("", "") if hidden else None
+) -> tuple[str, str]:
+    """Leave out the arguments of classes that only the library makes objects of.
+
+    Where a default is no expression, Sphinx shows types with their modules; it shows none here.
+    """
+    if kind == "class" and name not in CALLED_BY_USERS:
+        return "", ""
+    return tuple(text and re.sub(r"~(\w+\.)+", "", text) for text in (signature, returned))
 
 
 def setup(app: Any) -> None:
     """What Sphinx calls first."""
-    app.connect("autodoc-process-signature", without_arguments)
+    app.connect("autodoc-process-signature", readable)

@@ -119,6 +119,13 @@ def test_every_public_name_and_method_has_a_docstring() -> None:
             assert without == [], name
 
 
+def test_no_property_has_a_colon_where_the_reference_would_see_a_type() -> None:
+    for name in paceline.__all__:
+        for member, found in inspect.getmembers(getattr(paceline, name)):
+            if isinstance(found, property) and not member.startswith("_"):
+                assert ": " not in str(found.__doc__).partition("\n")[0], f"{name}.{member}"
+
+
 def test_the_table_of_the_pace_is_what_the_state_of_a_collection_says() -> None:
     table = PAGES["concepts.md"].text.split("<!-- pacing, table -->\n")[1].split("\n\n")[0]
     version = 1

@@ -37,7 +37,7 @@ class Snapshot(Generic[T]):
 
     @property
     def count(self) -> int:
-        """The assigns in its epoch up to this version: the number that messages show."""
+        """How many assigns its epoch has had up to this version; messages show this number."""
         return versions.count_of(self.version)
 
     def __repr__(self) -> str:
