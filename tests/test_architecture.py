@@ -30,7 +30,7 @@ FLOORS: dict[str, int] = {
         5: "session supervisor ps",
         6: "worker",
         7: "collection crew hosting",
-        8: "progress",
+        8: "progress watch",
         9: "cluster",
         10: "paceline",  # the public names: only entry points may take them from there
         11: "testing demo",
@@ -80,6 +80,7 @@ PUBLIC_NAMES = [
     "SchemaError",
     "Session",
     "Snapshot",
+    "Stats",
     "TaskFailed",
     "TimedOut",
     "TooStale",

@@ -25,6 +25,7 @@ from paceline.core.errors import (
     WorkerFailed,
     WouldBlock,
 )
+from paceline.core.stats import Stats
 from paceline.queues import Queue
 from paceline.session import Session
 from paceline.variables import Snapshot, Variable
@@ -45,6 +46,7 @@ __all__ = [
     "SchemaError",
     "Session",
     "Snapshot",
+    "Stats",
     "TaskFailed",
     "TimedOut",
     "TooStale",

@@ -6,18 +6,23 @@ import enum
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any, Literal
 
 from paceline import functions
 from paceline.collection import Collection
+from paceline.connection import account
 from paceline.core import messages as m
+from paceline.core.account import BUSY, CALLS, STARTING, Times
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.errors import FunctionError, PacelineError, SchemaError
 from paceline.core.numbers import whole
+from paceline.core.stats import CollectionStats, QueueStats, Stats, frozen, of_account, of_worker
 from paceline.crew.calls import Asked, packed
 from paceline.crew.crew import Crew
 from paceline.hosting import hosting, limits, preflight
@@ -25,6 +30,7 @@ from paceline.progress import Mode
 from paceline.progress import progress as display
 from paceline.session import CAPACITY_BYTES
 from paceline.variables import Variable
+from paceline.watch import Watch
 from paceline.worker.line import Collect
 
 _log = logging.getLogger("paceline")
@@ -78,6 +84,7 @@ class Cluster(Closing):
     ) -> None:
         jobs = _jobs(workers)
         self.seed = secrets.randbits(63) if seed is None else seed
+        self._account = account(STARTING)
         self._names = itertools.count(1)
         self._collections: list[Collection[Any]] = []
         self._closed = False
@@ -96,11 +103,14 @@ class Cluster(Closing):
             self._hosting.start(self._crew.server_ended)
             self._crew.begin()
             self.session = self._hosting.chief()
+            self.session.connection.account = self._account
         except BaseException:
             self._end()
             raise
+        self._watch = Watch(self.stats)
         for warning in preflight(sum(jobs.values()), worker_threads, *limits()):
             _log.warning("%s", warning)
+        self._account.enter(BUSY)
         self.variable = self.session.variable
         self.queue = self.session.queue
         self.resources = self.session.resources
@@ -165,6 +175,8 @@ class Cluster(Closing):
         self._progress.update(made)
         ahead = max(1, min(MOST_AHEAD, batch_size // self._crew.count(job)))
         work = Collect(name, payload, stamps, ahead)
+        if self._hosting.engine.concurrent:
+            self._watch.start()
         self._crew.collecting.give(job, work, made.fail, made.drain)
         return made
 
@@ -263,7 +275,8 @@ class Cluster(Closing):
     def _results(self, job: str, asked: list[Asked]) -> list[Any]:
         futures = [each.future for each in asked]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            with self._account.spent_on(CALLS):
+                wait(futures, return_when=FIRST_EXCEPTION)
             for future in futures:
                 if future.done():
                     future.result()
@@ -271,6 +284,35 @@ class Cluster(Closing):
         except BaseException:
             self._crew.calling.give_up(job, asked)
             raise
+
+    def stats(self) -> Stats:
+        """All counters and times as they are now; printed, it is a page that says who does what.
+
+        Raises:
+            Disconnected: the server is gone.
+        """
+        content = self.session.connection.call(m.Stats()).content
+        now = time.monotonic()
+        current = {
+            name: state["version"]
+            for name, state in content["collections"].items()
+            if state["version"] is not None
+        }
+        server = content["server"]
+        chief = of_account(self._account.times())
+        return Stats(
+            wall=chief.wall,
+            chief=chief,
+            server=None if server is None else of_account(Times(*server)),
+            workers=tuple(
+                of_worker(place, content["members"].get(place.name), current, now)
+                for place in self._crew.places()
+            ),
+            collections=frozen(content["collections"], CollectionStats),
+            queues=frozen(content["queues"], QueueStats),
+            variables=MappingProxyType(content["variables"]),
+            calls=MappingProxyType(self._crew.calling.stats()),
+        )
 
     def close(self) -> None:
         """End every process and thread of the cluster, within seconds. Idempotent."""
@@ -281,6 +323,7 @@ class Cluster(Closing):
             # What a forked process has is a copy; the cluster is its parent's.
             return
         try:
+            self._watch.close()
             self._progress.close()
             for collection in self._collections:
                 collection.close()

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.batches import Batch, assembled
 from paceline.core import messages as m
+from paceline.core.account import BATCH
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WouldBlock
@@ -139,7 +140,8 @@ class Collection(Closing, Generic[D]):
         self._check()
         began = self.tally.waiting_since = time.monotonic()
         try:
-            items, buffers = self._ask(limit)
+            with self._connection.spent_on(BATCH):
+                items, buffers = self._ask(limit)
         except (Closed, Disconnected):
             self._check()
             raise

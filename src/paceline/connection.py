@@ -7,10 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from paceline.core import messages as m
+from paceline.core.account import REQUESTS, Account
 from paceline.core.codec import ERROR, MAX_HEADER, ONE_WAY, REQUEST
 from paceline.core.errors import (
     Closed,
@@ -31,9 +32,10 @@ CANCEL_LIMIT = 5.0
 
 
 class _Waiter:
-    __slots__ = ("frame", "wake")
+    __slots__ = ("cause", "frame", "wake")
 
-    def __init__(self) -> None:
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
         self.frame: Frame | None = None
         self.wake: threading.Lock | None = None
 
@@ -75,6 +77,8 @@ class Connection:
         self.address = address
         self.arena = arena
         self.session = 0
+        self.account: Account | None = None
+        """Where the time of waits goes, of those on the account's own thread."""
         self.before_wait: Callable[[], None] | None = None
         """Called before each request that the server may keep waiting."""
         self.explain: Callable[[], str | None] | None = None
@@ -107,7 +111,7 @@ class Connection:
         """
         if timeout != 0 and self.before_wait is not None:
             self.before_wait()
-        number, waiter, deadline = self._expect(timeout)
+        number, waiter, deadline = self._expect(request, timeout)
         try:
             self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
             return self._settled(self._wait(waiter, deadline), undo)
@@ -123,7 +127,7 @@ class Connection:
         self, request: m.Request[R], buffers: Buffers = (), timeout: float | None = 0.0
     ) -> Pending:
         """Send a request; its reply is taken later."""
-        number, waiter, deadline = self._expect(timeout)
+        number, waiter, deadline = self._expect(request, timeout)
         try:
             self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
         except BaseException:
@@ -148,6 +152,10 @@ class Connection:
     def forked(self) -> bool:
         """Whether this is a copy in a forked process, where the connection is not ours."""
         return os.getpid() != self._process
+
+    def spent_on(self, cause: str) -> AbstractContextManager[None]:
+        """Count the time of a block as `cause`, where this thread's time is counted."""
+        return nullcontext() if self.account is None else self.account.spent_on(cause)
 
     def alive(self) -> bool:
         """Whether the server is still there, without asking it."""
@@ -174,10 +182,13 @@ class Connection:
 
     # Waiting
 
-    def _expect(self, timeout: float | None) -> tuple[int, _Waiter, float | None]:
+    def _expect(
+        self, request: m.Request[Any], timeout: float | None
+    ) -> tuple[int, _Waiter, float | None]:
         """The number of the next request, who waits for its reply, and until when."""
         number = next(self._numbers)
-        waiter = self._waiters[number] = _Waiter()
+        cause = REQUESTS if timeout == 0 else request.cause
+        waiter = self._waiters[number] = _Waiter(cause)
         return number, waiter, None if timeout is None else time.monotonic() + timeout + GRACE
 
     def _send(self, frame: Frame) -> None:
@@ -199,6 +210,16 @@ class Connection:
             raise self._ended(self._break(e)) from e
 
     def _wait(self, waiter: _Waiter, deadline: float | None) -> Frame:
+        account = self.account
+        if account is None or not account.mine():
+            return self._reply(waiter, deadline)
+        before = account.enter(waiter.cause)
+        try:
+            return self._reply(waiter, deadline)
+        finally:
+            account.enter(before)
+
+    def _reply(self, waiter: _Waiter, deadline: float | None) -> Frame:
         while waiter.frame is None:
             if self._reading.acquire(blocking=False):
                 try:
@@ -309,6 +330,12 @@ class Connection:
         if isinstance(error, TimedOut):
             raise TimedOut(f"{error} (server {self.address})")
         raise error
+
+
+def account(cause: str) -> Account:
+    """The account of this thread's time, from now on."""
+    thread = threading.get_ident()
+    return Account(cause, mine=lambda: threading.get_ident() == thread)
 
 
 def memory(buffers: Buffers, place: int = 0) -> Memory | None:

@@ -60,13 +60,17 @@ class CallState:
         """Calls that a worker has."""
         return len(self._leases)
 
+    def has(self, worker: int) -> bool:
+        """Whether a worker runs a call, one that was given up included."""
+        return worker in self._leases or worker in self._spent
+
     def add(self, call: Call) -> None:
         """Take in a call."""
         self._waiting.append(call)
 
     def take(self, worker: int) -> Call | NotYet:
         """Lease the next call to a worker that has none."""
-        if worker in self._leases or worker in self._spent:
+        if self.has(worker):
             return NOT_YET
         for call in self._waiting:
             if call.only is None or call.only == worker:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from paceline.core.errors import PacelineError, Refused, WouldBlock
+from paceline.core.stats import CallStats
 from paceline.crew.calls import Asked, Calls, Function
 from paceline.crew.seat import Care, Seat
 from paceline.worker.line import Answer, Began, StopJob
@@ -28,6 +29,15 @@ class Calling:
     def open(self, job: str) -> int:
         """How many calls of a job wait or run."""
         return self._calls[job].open
+
+    def has(self, seat: Seat) -> bool:
+        """Whether a worker runs a call."""
+        return self._calls[seat.job].has(seat.index)
+
+    def stats(self) -> dict[str, CallStats]:
+        """How many calls of each job wait and run."""
+        with self._care.lock:
+            return {job: CallStats(c.waiting, c.open - c.waiting) for job, c in self._calls.items()}
 
     def call(
         self,

@@ -80,6 +80,10 @@ class Calls:
         """Calls that no worker has."""
         return self._state.waiting
 
+    def has(self, worker: int) -> bool:
+        """Whether a worker runs one."""
+        return self._state.has(worker)
+
     @property
     def open(self) -> int:
         """Calls that wait or run."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.core.budget import WINDOW, Budget
 from paceline.core.errors import Closed, Disconnected, PacelineError, WorkerFailed
+from paceline.core.stats import Place
 from paceline.crew.calling import Calling
 from paceline.crew.collecting import Collecting
 from paceline.crew.seat import Care, Seat
@@ -92,6 +93,21 @@ class Crew(Listener, Care):
                 for seat in self.seats
                 if job is None or seat.job == job
             )
+
+    def places(self) -> list[Place]:
+        """What each worker is at, as far as it can be seen from here."""
+        with self.lock:
+            return [
+                Place(
+                    name=seat.name,
+                    alive=seat.task is not None and seat.task.alive,
+                    starts=seat.starts,
+                    began=seat.began,
+                    collection=None if seat.work is None else seat.work.collection,
+                    occupied=not seat.free or self.calling.has(seat),
+                )
+                for seat in self.seats
+            ]
 
     def server_ended(self, how: str) -> None:
         """Without their server, workers are of no use."""
@@ -204,7 +220,7 @@ class Crew(Listener, Care):
         seat.task = self._engine.start(spec, self)
         self._by_task[seat.task] = seat
         seat.send(self._setup(seat.job, seat.index, self._seed_of(seat)))
-        seat.starts += 1
+        seat.starts, seat.began = seat.starts + 1, time.monotonic()
         if seat.work is not None and not seat.returned:
             seat.send(seat.work)
 

@@ -28,6 +28,7 @@ class Seat:
     task: Task | None = None
     work: Collect | None = None
     starts: int = 0
+    began: float = 0.0
     up: bool = False
     loaded: dict[bytes, None] = field(default_factory=dict)
     failed_at_once: int = 0

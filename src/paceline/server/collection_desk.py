@@ -7,7 +7,7 @@ from typing import Any
 from paceline.core import messages as m
 from paceline.core.collection_state import CollectionState
 from paceline.core.errors import SchemaError, UnknownName
-from paceline.core.queue_state import QueueState
+from paceline.core.queue_state import QueueState, items_in
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET
 from paceline.server.queue_desk import handed_out, received
@@ -41,7 +41,11 @@ class CollectionDesk(Desk):
         }
 
     def listing(self) -> tuple[str, dict[str, Any]]:
-        return "collections", {name: state.stats() for name, state in self.states.items()}
+        return "collections", {name: self._counters(name) for name in self.states}
+
+    def _counters(self, name: str) -> dict[str, Any]:
+        waiting = self._service.parking.waiting(("start", name))
+        return self.states[name].stats() | {"workers_waiting": waiting}
 
     def lost(self, peer: Peer) -> None:
         self._makes.pop(peer, None)
@@ -88,9 +92,15 @@ class CollectionDesk(Desk):
     def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
         state = self._collection(request.name)
         if self._makes.get(peer) != request.name:
-            self._makes[peer] = request.name
+            self._makes[peer] = peer.making = request.name
             self._service.parking.allow(peer)
-        state.offer(peer, received(peer, request.runs, frame), request.abandoned)
+        runs = received(peer, request.runs, frame)
+        state.offer(peer, runs, request.abandoned)
+        if request.times is not None:
+            self._service.report(peer, request.times)
+        if runs:
+            peer.items += items_in(runs)
+            peer.version = runs[-1].version
 
         def attempt() -> Any:
             granted = state.admit(peer, request.want)
@@ -157,6 +167,5 @@ class CollectionDesk(Desk):
         self._service.answer(peer, frame.request, m.Done())
 
     def _stats(self, peer: Peer, request: m.CollectionStats, frame: Frame) -> None:
-        stats = self._collection(request.name).stats()
-        stats["workers_waiting"] = self._service.parking.waiting(("start", request.name))
-        self._service.answer(peer, frame.request, m.Text(stats))
+        self._collection(request.name)
+        self._service.answer(peer, frame.request, m.Text(self._counters(request.name)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from paceline.core.account import BUSY, IDLE, Account
 from paceline.core.errors import Disconnected, ProtocolError, Refused
 from paceline.server.collection_desk import CollectionDesk
 from paceline.server.poller import READ, WRITE, Poller
@@ -78,6 +79,7 @@ class Server:
     def serve(self) -> None:
         """Serve until a session asks the server to stop, or `stop` is called."""
         service = self.service
+        account = service.account = Account(BUSY)
         while not service.stopping:
             limit = service.tick()
             if self._greetings:
@@ -86,7 +88,8 @@ class Server:
                 limit = _sooner(limit, self._listen_again())
             if self._backlog:
                 limit = _sooner(limit, PAUSE)
-            self._poller.wait(limit)
+            account.enter(IDLE)
+            self._poller.wait(limit, account)
             if self._backlog:
                 self._want_writes()
 

@@ -82,6 +82,16 @@ class Parking:
         """How many wait for `key`."""
         return len(self._by_key.get(key, ()))
 
+    def waits_of(self, peer: object) -> list[tuple[Hashable, float]]:
+        """What a peer waits for, and for how many seconds it has."""
+        now = self._clock.now()
+        return [
+            (key, now - request.since)
+            for key, queue in self._by_key.items()
+            for request in queue
+            if request.peer is peer
+        ]
+
     def standing(self, peer: object, key: Hashable) -> NotYet | HeldBack | None:
         """Why what `peer` asks now has to wait behind those who wait; `None` if it need not."""
         waiting = self._by_key.get(key, ())

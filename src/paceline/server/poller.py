@@ -6,6 +6,8 @@ import select
 from collections.abc import Callable
 from typing import Any
 
+from paceline.core.account import BUSY, Account
+
 # As POSIX numbers them, and epoll too.
 READ, WRITE = 1, 4
 
@@ -40,14 +42,15 @@ class Poller:
         del self._callbacks[fd]
         self._poll.unregister(fd)
 
-    def wait(self, timeout: float | None) -> None:
-        """Wait until something is ready, at most `timeout` seconds, and call back."""
+    def wait(self, timeout: float | None, account: Account) -> None:
+        """Wait until something is ready, at most `timeout` seconds, and call back: busy, then."""
         if timeout is not None:
             timeout = min(timeout, LONGEST)
         if self._epoll is not None:
             ready = self._epoll.poll(timeout)
         else:
             ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        account.enter(BUSY)
         callbacks = self._callbacks
         for fd, events in ready:
             # One callback may have ended the connection of another.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 from paceline.core import messages as m
+from paceline.core.account import Account, Times
 from paceline.core.clock import Clock, SystemClock
 from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
 from paceline.core.errors import Disconnected, PacelineError, ProtocolError, SchemaError, TimedOut
@@ -27,12 +28,19 @@ MAX_NAME = 256
 class Peer:
     """One connection, and the member that speaks over it."""
 
-    __slots__ = ("board_sent", "channel", "member")
+    __slots__ = ("board_sent", "channel", "heard", "items", "making", "member", "times", "version")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.member: Member | None = None
         self.board_sent = False
+        # What it has told of itself: its account, and when; the items it has handed in, for what,
+        # and the newest one's stamp.
+        self.times: Times | None = None
+        self.heard = 0.0
+        self.making: str | None = None
+        self.items = 0
+        self.version = m.NO_VERSION
 
     @property
     def name(self) -> str:
@@ -79,8 +87,12 @@ class Service:
         self.stopping = False
         self.arena = arena
         self.epoch = epoch
+        self.account: Account | None = None
+        """Where the time of whoever drives it goes, if that is a process of its own."""
         self.members = MemberState()
-        self.parking = Parking(clock or SystemClock())
+        self._peers: dict[Peer, None] = {}
+        self._clock = clock or SystemClock()
+        self.parking = Parking(self._clock)
         self.run_long = run_long or at_once
         # What was let go of: finalisers put it here, which run anywhere.
         self.ended: deque[Callable[[], None]] = deque()
@@ -88,7 +100,9 @@ class Service:
             m.Join: self._join,
             m.Leave: self._leave,
             m.Cancel: self._cancel,
+            m.Report: self._report,
             m.Resources: self._resources,
+            m.Stats: self._stats,
             m.Stop: self._stop,
         }
         self._desks: list[Desk] = []
@@ -129,6 +143,7 @@ class Service:
     def lost(self, peer: Peer) -> None:
         """A peer's connection has ended: nothing it waited for happens, what it held goes back."""
         self.parking.lost(peer)
+        self._peers.pop(peer, None)
         if peer.member is not None:
             self.members.lose(peer.member.session)
         for desk in self._desks:
@@ -223,6 +238,7 @@ class Service:
             raise ProtocolError(f"{peer.name} joined twice")
         member = self.members.join(checked_name(request.job), request.index, request.pid)
         peer.member = member
+        self._peers[peer] = None
         self.answer(peer, frame.request, m.Joined(member.session, member.index, self.epoch))
 
     def _leave(self, peer: Peer, request: m.Leave, frame: Frame) -> None:
@@ -236,6 +252,31 @@ class Service:
     def _resources(self, peer: Peer, request: m.Resources, frame: Frame) -> None:
         content: dict[str, Any] = dict(desk.listing() for desk in self._desks)
         content["members"] = [member.name for member in self.members.alive.values()]
+        self.answer(peer, frame.request, m.Text(content))
+
+    def _report(self, peer: Peer, request: m.Report, frame: Frame) -> None:
+        self.report(peer, request.times)
+        self.answer(peer, frame.request, m.Done())
+
+    def report(self, peer: Peer, times: Times) -> None:
+        """Take note of where a session's time went."""
+        peer.times, peer.heard = times, self._clock.now()
+
+    def _stats(self, peer: Peer, request: m.Stats, frame: Frame) -> None:
+        now = self._clock.now()
+        content: dict[str, Any] = dict(desk.listing() for desk in self._desks)
+        content["server"] = None if self.account is None else self.account.times()
+        content["members"] = {
+            each.name: {
+                "times": each.times,
+                "since": now - each.heard,
+                "waits": self.parking.waits_of(each),
+                "making": each.making,
+                "items": each.items,
+                "version": each.version,
+            }
+            for each in self._peers
+        }
         self.answer(peer, frame.request, m.Text(content))
 
     def _stop(self, peer: Peer, request: m.Stop, frame: Frame) -> None:

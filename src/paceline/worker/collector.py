@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.connection import Pending
 from paceline.core import messages as m
+from paceline.core.account import ADMISSION, BUSY, HANDING
 from paceline.core.errors import FunctionError, PacelineError, SchemaError, TimedOut
 from paceline.core.versions import count_of
 from paceline.packing import pack_item
@@ -32,6 +33,7 @@ class Collector:
         self.items = 0
         self._waits = waits
         self._worker = worker
+        self._account = worker.account
         self._job = job
         self._name = getattr(fn, "__name__", "the function")
         self._connection = worker.session.connection
@@ -50,10 +52,13 @@ class Collector:
             while True:
                 yield from self._admitted()
                 began = time.perf_counter()
+                self._account.enter(BUSY)
                 try:
                     item = next(self._made)
                 except StopIteration:
                     break
+                finally:
+                    self._account.enter(HANDING)
                 took = time.perf_counter() - began
                 self._longest = max(took, 0.9 * self._longest)
                 # It may have been given back while the function waited.
@@ -61,6 +66,8 @@ class Collector:
                 self._hold(item)
                 if self._credits == 0 or len(self._held) >= self._ahead // 2:
                     self._offer(self._ahead)
+                if not self._waits:
+                    self._account.enter(ADMISSION)
                 yield True
         finally:
             self._connection.before_wait = None
@@ -105,7 +112,7 @@ class Collector:
         want = max(0, ahead - self._credits)
         limit = None if self._waits and self._credits == 0 else 0.0
         heads, blocks = self._take_held()
-        request = m.Offer(self._job.collection, heads, want, 0, limit)
+        request = m.Offer(self._job.collection, heads, want, 0, limit, self._worker.news())
         self._pending = self._connection.post(request, blocks, limit)
 
     def step_back(self) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from paceline.core.errors import TimedOut
+import time
+from contextlib import suppress
+
+from paceline.core import messages as m
+from paceline.core.account import Account, Times
+from paceline.core.errors import PacelineError, TimedOut
 from paceline.engines.base import Link
 from paceline.session import Session
 from paceline.worker.line import Setup, StopJob
+
+TELL_EVERY = 0.1
+"""Seconds between what a worker tells of its time."""
 
 
 class Worker:
@@ -29,6 +37,7 @@ class Worker:
         self._stopped: set[str | int] = set()
         self._current: str | int = ""
         self._hung_up = False
+        self._told = 0.0
 
     def __repr__(self) -> str:
         return f"<Worker {self.job}:{self.index}, seed {self.seed}>"
@@ -52,6 +61,29 @@ class Worker:
         """What was noted since the last item."""
         logged, self._logged = self._logged, {}
         return logged or None
+
+    @property
+    def account(self) -> Account:
+        """Where this worker's time goes."""
+        account = self.session.connection.account
+        assert account is not None
+        return account
+
+    def turn_to(self, cause: str) -> None:
+        """Do something else from now on, and tell the server now and then how it went."""
+        self.account.enter(cause)
+        times = self.news()
+        if times is not None:
+            with suppress(PacelineError):  # whoever asks next hears of a lost server
+                self.session.connection.tell(m.Report(times))
+
+    def news(self) -> Times | None:
+        """Where the time went, if that was not told a moment ago."""
+        now = time.monotonic()
+        if now - self._told < TELL_EVERY:
+            return None
+        self._told = now
+        return self.account.times()
 
     def begin(self, work: str | int) -> None:
         """A function starts, for a collection or a call."""

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from paceline import functions
+from paceline.connection import account
 from paceline.core import messages as m
+from paceline.core.account import BUSY, IDLE, STARTING
 from paceline.core.errors import Closed, FunctionError, SchemaError, WouldBlock
 from paceline.engines.base import Link, received
 from paceline.session import Session
@@ -25,6 +27,7 @@ from paceline.worker.line import Ask, Collect, Ended, Load, Setup, Started
 def run(link: Link) -> Generator[bool, None, None]:
     """A worker's life. It yields whether it did something, whenever another could have its turn."""
     session: Session | None = None
+    spent = account(STARTING)
     try:
         setup = yield from received(link)
         assert isinstance(setup, Setup)
@@ -35,11 +38,14 @@ def run(link: Link) -> Generator[bool, None, None]:
         session = Session(
             setup.target, secret=setup.secret, job=setup.job, index=setup.index, channel=channel
         )
+        session.connection.account = spent
         worker = Worker(setup, session, link)
         caller = Caller(worker)
         link.send(Started())
         while True:
+            worker.turn_to(IDLE)
             job = worker.later.pop(0) if worker.later else (yield from received(link))
+            worker.turn_to(BUSY)
             if isinstance(job, Collect):
                 yield from _collect(worker, job, setup.alone, link.waits)
             elif isinstance(job, Load):

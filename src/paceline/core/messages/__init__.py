@@ -20,7 +20,9 @@ from paceline.core.messages.members import (
     Cancel,
     Join,
     Leave,
+    Report,
     Resources,
+    Stats,
     Stop,
 )
 from paceline.core.messages.queues import (
@@ -100,10 +102,12 @@ __all__ = [
     "ReadTag",
     "Receipt",
     "Reply",
+    "Report",
     "Request",
     "Requests",
     "Resources",
     "RunHead",
+    "Stats",
     "Stop",
     "Tag",
     "Tags",
@@ -123,7 +127,9 @@ Requests: TypeAlias = (
     Join
     | Leave
     | Cancel
+    | Report
     | Resources
+    | Stats
     | Stop
     | Define
     | Await

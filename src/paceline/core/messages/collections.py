@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from paceline.core.account import ADMISSION, BATCH, Times
 from paceline.core.messages.replies import Count, Done, Granted, Items, Request, RunHead, Text
 
 
@@ -20,18 +23,24 @@ class Offer(Request[Granted], tag=31, frozen=True, gc=False):
     """Hand in finished items and ask to start up to `want` more.
 
     `abandoned` counts admissions that ended without an item. The items are taken at once; the
-    reply waits until at least one more may start, or for `timeout`.
+    reply waits until at least one more may start, or for `timeout`. `times` is the worker's
+    account, now and then.
     """
+
+    cause: ClassVar[str] = ADMISSION
 
     name: str
     runs: list[RunHead]
     want: Count
     abandoned: Count
     timeout: float | None
+    times: Times | None = None
 
 
 class Next(Request[Items], tag=32, frozen=True, gc=False):
     """The trainer asks for its next batch; with `retry` it still asks for the same one."""
+
+    cause: ClassVar[str] = BATCH
 
     name: str
     retry: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.core.account import Times
 from paceline.core.messages.replies import Done, Joined, Request, Text
 
 
@@ -25,6 +26,16 @@ class Cancel(Request[Done], tag=2, frozen=True, gc=False):
 
 class Resources(Request[Text], tag=3, frozen=True, gc=False):
     """List what is shared."""
+
+
+class Report(Request[Done], tag=5, frozen=True, gc=False):
+    """One way: where this session's time went."""
+
+    times: Times
+
+
+class Stats(Request[Text], tag=6, frozen=True, gc=False):
+    """All counters of the server, in one step."""
 
 
 class Stop(Request[Done], tag=4, frozen=True, gc=False):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from paceline.core.account import QUEUE
 from paceline.core.messages.replies import Done, Items, Request, RunHead, Text
 
 
@@ -17,12 +20,16 @@ class DefineQueue(Request[Done], tag=20, frozen=True, gc=False):
 class FindQueue(Request[Text], tag=21, frozen=True, gc=False):
     """Wait until a queue is there; its definition."""
 
+    cause: ClassVar[str] = QUEUE
+
     name: str
     timeout: float | None
 
 
 class Enqueue(Request[Done], tag=22, frozen=True, gc=False):
     """Add items, all or none, once there is room for all."""
+
+    cause: ClassVar[str] = QUEUE
 
     name: str
     runs: list[RunHead]
@@ -31,6 +38,8 @@ class Enqueue(Request[Done], tag=22, frozen=True, gc=False):
 
 class Dequeue(Request[Items], tag=23, frozen=True, gc=False):
     """Take `least` to `most` items in one step, once `least` are there."""
+
+    cause: ClassVar[str] = QUEUE
 
     name: str
     least: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
+
+from paceline.core.account import SERVER
 
 R = TypeVar("R")
 
@@ -44,7 +46,12 @@ class RunHead(Message, frozen=True, gc=False):
 
 
 class Request(Message, Generic[R], frozen=True, gc=False):
-    """A question to a server; `R` is what it answers with."""
+    """A question to a server; `R` is what it answers with.
+
+    `cause` is what the time of a wait for it goes to.
+    """
+
+    cause: ClassVar[str] = SERVER
 
 
 class Done(Message, tag=100, frozen=True, gc=False):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from paceline.core.account import VARIABLE
 from paceline.core.messages.replies import (
     NO_VERSION,
     Defined,
@@ -26,6 +29,8 @@ class Define(Request[Defined], tag=10, frozen=True, gc=False):
 
 class Await(Request[Defined], tag=11, frozen=True, gc=False):
     """Wait until a variable is initialised."""
+
+    cause: ClassVar[str] = VARIABLE
 
     name: str
     timeout: float | None
@@ -52,6 +57,8 @@ class Read(Request[Value], tag=14, frozen=True, gc=False):
 
     Without its layout if it is the version that the reader has.
     """
+
+    cause: ClassVar[str] = VARIABLE
 
     name: str
     newer_than: int
