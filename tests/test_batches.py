@@ -26,6 +26,19 @@ def test_leaves_gain_a_leading_axis_and_keep_their_dtype() -> None:
     assert data["r"].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+def test_a_batch_counts_versions_as_snapshots_do() -> None:
+    with Session() as session:
+        variable, queue = session.variable("v", 0), session.queue("q", 3)
+        queue.enqueue("without a stamp")
+        for n in range(2):
+            queue.enqueue("with one", version=variable.assign(n))
+        made = queue.dequeue_many(3, timeout=5)
+        assert made.count.tolist() == [-1, 2, 3]
+        assert made.count[2] == variable.read().count
+        assert made.version[2] == variable.version
+        assert repr(made) == "<Batch of 3 items, versions [2, 3]>"
+
+
 def test_other_plain_values_become_lists() -> None:
     data = batch([{"name": f"n{n}", "done": n == 1, "none": None} for n in range(2)]).data
     assert isinstance(data, dict)

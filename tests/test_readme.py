@@ -27,9 +27,14 @@ def test_the_errors_of_the_readme_are_those_that_are_raised(tmp_path: Path) -> N
     assert timeless(printed) == timeless(README.parts["errors.py", "output"])
 
 
+def test_the_league_of_the_readme_keeps_its_generations(tmp_path: Path) -> None:
+    printed = run(README.programs["league.py"], "league.py", tmp_path)
+    assert printed == README.parts["league.py", "output"]
+
+
 def test_every_python_block_of_the_readme_belongs_to_a_program() -> None:
     assert README.strays == []
-    assert set(README.programs) == {"cartpole.py", "acrobot.py", "errors.py"}
+    assert set(README.programs) == {"cartpole.py", "acrobot.py", "errors.py", "league.py"}
 
 
 def test_the_readme_names_every_field_of_a_batch() -> None:

@@ -43,6 +43,14 @@ class Batch(Generic[D]):
     metrics: dict[str, NDArray[np.float64]]
     layout: bytes | None = None
 
+    @property
+    def count(self) -> NDArray[np.int64]:
+        """int64 `[n]`, the assigns in its epoch up to each item's version; -1 without a stamp.
+
+        What `Snapshot.count` is for the snapshot that the item was made with.
+        """
+        return np.where(self.version < 0, -1, versions.count_of(self.version))
+
     def items(self) -> list[Any]:
         """The items one by one, whatever their shapes; arrays are views of this batch's memory.
 
@@ -58,7 +66,7 @@ class Batch(Generic[D]):
         return len(self.worker)
 
     def __repr__(self) -> str:
-        made = sorted({versions.count_of(int(v)) for v in self.version if v >= 0})
+        made = sorted({int(n) for n in self.count if n >= 0})
         lag = f", lag <= {self.lag.max()}" if self.lag.size else ""
         return f"<Batch of {len(self)} items, versions {made}{lag}>"
 

@@ -1,5 +1,14 @@
 """Versions: one int64 that only grows, the epoch in its high bits, a count in its low ones."""
 
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+V = TypeVar("V", int, NDArray[np.int64])
+
 COUNT_BITS = 31
 
 
@@ -13,7 +22,7 @@ def epoch_of(version: int) -> int:
     return version >> COUNT_BITS
 
 
-def count_of(version: int) -> int:
+def count_of(version: V) -> V:
     """The number of assigns in its epoch up to this version: what people read."""
     return version & ((1 << COUNT_BITS) - 1)
 
