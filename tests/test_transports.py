@@ -16,7 +16,16 @@ from paceline.core.codec import PREFIX, PROTOCOL, REQUEST, encode_envelope
 from paceline.core.errors import Disconnected, OutOfMemory, ProtocolError, Refused, UnknownName
 from paceline.testing.transports import DEADLINE_SECONDS, TRANSPORT_CHECKS
 from paceline.transports import unix
-from paceline.transports.base import Address, Arena, Channel, Frame, HeapArena, Memory, transport
+from paceline.transports.base import (
+    Address,
+    Arena,
+    Channel,
+    Frame,
+    HeapArena,
+    HeapBlock,
+    Memory,
+    transport,
+)
 from paceline.transports.memory import MemoryChannel
 from paceline.transports.shared import Segment, SharedArena, SharedBlock, size_class
 from paceline.transports.tcp_channel import TcpChannel
@@ -349,3 +358,12 @@ def test_an_unknown_transport_names_those_there_are() -> None:
         UnknownName, match=r"^no transport 'pigeon'; there are \['memory', 'tcp', 'unix'"
     ):
         transport("pigeon")
+
+
+def test_a_part_of_a_part_is_a_part_of_the_whole() -> None:
+    block = HeapBlock(100)
+    block.array()[:] = np.arange(100)
+    part = block.part(20, 60).part(5, 10)
+    assert part.array().tolist() == list(range(25, 35))
+    assert part.array().base is not None
+    assert part.nbytes == 10

@@ -23,17 +23,18 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Batch(Generic[D]):
-    """`n` items. It owns its memory, which may be written.
+    """`n` items. It owns its memory, which may be written, unless it was taken without a copy.
 
     Attributes:
         data: the items stacked: leaves `[*shape]` are `[n, *shape]`, numbers `[n]`, other plain
-            values lists of `n`. Where the items' shapes differ, a list of `n` trees.
+            values lists of `n`. Where the items' shapes differ, or were not copied, a list of `n`
+            trees.
         version: int64 `[n]`, the version each item was made with; -1 where it has no stamp.
         lag: int64 `[n]`, versions assigned since then when the batch was handed over; empty where
             nothing is stamped.
         worker: the task that made each item, such as `worker:0`.
         metrics: for each name that workers logged, all values as float64, in item order.
-        layout: the structure that all items share; `None` where their shapes differ.
+        layout: the structure that all items share; `None` where `data` is a list of trees.
     """
 
     data: D

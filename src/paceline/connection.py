@@ -84,6 +84,8 @@ class Connection:
         self.explain: Callable[[], str | None] | None = None
         """Asked once for what became of the server, when the connection has broken."""
         self._channel = channel
+        # Blocks that come back when the connection ends may still be looked at elsewhere.
+        channel.on_end = arena.close
         self._numbers = itertools.count(1)
         self._waiters: dict[int, _Waiter] = {}
         self._lock = threading.Lock()
@@ -170,14 +172,20 @@ class Connection:
             with suppress(PacelineError):
                 self._channel.flush()
 
-    def close(self) -> None:
-        """End the connection; what waits in other threads ends with `Closed`. Idempotent."""
+    def close(self, *, left: bool = False) -> None:
+        """End the connection; what waits in other threads ends with `Closed`. Idempotent.
+
+        `left`: the server knows, and what was received from it stays as it is while it is held.
+        """
         if self._broken is None:
             self._broken = Closed("this session was closed")
         if self.forked:
             # The connection is the parent's, which goes on with it.
             return
-        self._channel.close()
+        if left:
+            self._channel.retire()
+        else:
+            self._channel.close()
         self._wake_all()
 
     # Waiting

@@ -63,7 +63,7 @@ def view(layout: bytes, values: Sequence[Any], memory: Memory | None) -> Tree:
     return trees.unflatten(layout, values, _read_only(memory))
 
 
-def copy(layout: bytes, values: Sequence[Any], memory: Memory | None) -> Tree:
+def copied(layout: bytes, values: Sequence[Any], memory: Memory | None) -> Tree:
     """A tree that owns its memory, which may be written."""
     block = None if memory is None else memory.array().copy()
     return trees.unflatten(layout, values, block)

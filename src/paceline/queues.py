@@ -6,13 +6,13 @@ import operator
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from paceline.batches import Batch, assembled
+from paceline.batches import Batch, assembled, lent
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
-from paceline.packing import copy, pack_items
+from paceline.packing import copied, pack_items, views
 
 D = TypeVar("D")
 
@@ -85,29 +85,38 @@ class Queue(Generic[D]):
         request = m.Enqueue(self.name, [head for head, _ in packed], limit)
         self._connection.call(request, [block for _, block in packed], limit)
 
-    def dequeue(self, *, timeout: float | None = 60.0) -> D:
+    def dequeue(self, *, copy: bool = True, timeout: float | None = 60.0) -> D:
         """Take the oldest item. Its arrays own their memory.
+
+        With `copy=False` they are read-only views of the memory that its producer wrote. That
+        memory, and that of up to 256 KB of small items enqueued together with it, is not used again
+        while a view of it is left, whoever closes or dies. The item no longer counts in the queue's
+        `capacity_bytes`: who keeps views sees to the memory. torch ignores the flag, so give it
+        copies: an in-place operation on read-only memory ends the process.
 
         Raises:
             TimedOut: none came within `timeout` seconds; nothing was taken.
             Closed: the queue is closed and empty.
         """
-        item: D = self._take(1, 1, timeout, _first)
+        item: D = self._take(1, 1, timeout, _first if copy else _first_lent)
         return item
 
-    def dequeue_many(self, n: int, *, timeout: float | None = 60.0) -> Batch[D]:
+    def dequeue_many(self, n: int, *, copy: bool = True, timeout: float | None = 60.0) -> Batch[D]:
         """Take `n` items in one step, stacked into a batch, or none; raises as `dequeue`.
+
+        With `copy=False` nothing is stacked: the batch's `data` is a list of `n` trees, of views as
+        `dequeue` gives them.
 
         Raises:
             SchemaError: `n` is more than the queue can hold.
         """
         n = _number(n)
-        batch: Batch[D] = self._take(n, n, timeout, assembled)
+        batch: Batch[D] = self._take(n, n, timeout, assembled if copy else lent)
         return batch
 
-    def dequeue_up_to(self, n: int, *, timeout: float | None = 60.0) -> Batch[D]:
-        """Take what there is, at least one item and at most `n`; raises as `dequeue`."""
-        batch: Batch[D] = self._take(1, _number(n), timeout, assembled)
+    def dequeue_up_to(self, n: int, *, copy: bool = True, timeout: float | None = 60.0) -> Batch[D]:
+        """Take what there is, at least one item and at most `n`; else as `dequeue_many`."""
+        batch: Batch[D] = self._take(1, _number(n), timeout, assembled if copy else lent)
         return batch
 
     @property
@@ -148,7 +157,11 @@ class Queue(Generic[D]):
 
 def _first(items: m.Items, buffers: Any) -> Any:
     head = items.runs[0]
-    return copy(head.layout, [column[0] for column in head.columns], buffers[0])
+    return copied(head.layout, [column[0] for column in head.columns], buffers[0])
+
+
+def _first_lent(items: m.Items, buffers: Any) -> Any:
+    return views(items.runs, buffers)[0]
 
 
 def _number(n: Any) -> int:

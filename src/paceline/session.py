@@ -206,14 +206,16 @@ class Session(Closing):
         if self._closed:
             return
         self._closed = True
+        left = False
         try:
             if self._connection.alive():
                 self._connection.call(m.Leave())
+                left = True
         except PacelineError:
             # It is gone, which is what was wanted.
             pass
         finally:
-            self._connection.close()
+            self._connection.close(left=left)
 
 
 def _reach(address: Address, secret: bytes, timeout: float | None) -> Channel:

@@ -178,7 +178,7 @@ class Server:
                     self.service.feed(peer, frame)
                     if not channel.more:
                         break
-            if channel.releases >= RELEASES:
+            if channel.releases >= RELEASES and not peer.left:
                 channel.flush()
         except Disconnected:
             self._lose(channel, fileno)

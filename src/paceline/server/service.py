@@ -28,12 +28,15 @@ MAX_NAME = 256
 class Peer:
     """One connection, and the member that speaks over it."""
 
-    __slots__ = ("board_sent", "channel", "heard", "items", "making", "member", "times", "version")
+    __slots__ = (
+        "board_sent", "channel", "heard", "items", "left", "making", "member", "times", "version",
+    )  # fmt: skip
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.member: Member | None = None
         self.board_sent = False
+        self.left = False
         # What it has told of itself: its account, and when; the items it has handed in, for what,
         # and the newest one's stamp.
         self.times: Times | None = None
@@ -128,6 +131,8 @@ class Service:
         try:
             if frame.kind != REQUEST and frame.kind != ONE_WAY:
                 raise ProtocolError(f"a client sent a frame of kind {frame.kind}")
+            if peer.left:
+                return
             request = m.decode_request(frame.header)
             if peer.member is None and type(request) is not m.Join:
                 raise ProtocolError(f"{type(request).__name__} came before Join")
@@ -244,6 +249,9 @@ class Service:
     def _leave(self, peer: Peer, request: m.Leave, frame: Frame) -> None:
         assert peer.member is not None
         self.members.leave(peer.member.session)
+        # Its connection may outlast it, for as long as it looks at what it was lent.
+        peer.left = True
+        self.lost(peer)
         self.answer(peer, frame.request, m.Done())
 
     def _cancel(self, peer: Peer, request: m.Cancel, frame: Frame) -> None:

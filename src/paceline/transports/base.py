@@ -199,6 +199,10 @@ class Channel(ABC):
 
     closed: bool = False
 
+    on_end: Callable[[], None] = staticmethod(lambda: None)
+    """Called when the connection ends, before the buffers sent are let go of: who has them can no
+    longer say when they may be written again."""
+
     @abstractmethod
     def send(self, frame: Frame) -> None:
         """Send a frame. Its buffers are held until the other end let go of them.
@@ -226,7 +230,14 @@ class Channel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection. Received buffers stay valid while they are held. Idempotent."""
+        """End the connection. Idempotent.
+
+        Received buffers can be read while they are held, but whoever lent them may write them.
+        """
+
+    def retire(self) -> None:
+        """End the connection after a goodbye: what was received stays as it is while it is held."""
+        self.close()
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -135,13 +136,27 @@ class Segment:
             os.close(self.fd)
 
 
+class Released(deque[int]):
+    """Pins that are no longer held, of one connection.
+
+    What is still held of it has this object too: the last to go hangs up a `line` that was left
+    open for that long.
+    """
+
+    line: socket.socket | None = None
+
+    def __del__(self) -> None:
+        if self.line is not None:
+            self.line.close()
+
+
 class Pinned(Memory):
     """A part of a peer's segment. The peer does not reuse it while this object or a view lives."""
 
     __slots__ = ("_address", "nbytes", "offset", "pin", "released", "segment")
 
     def __init__(
-        self, segment: Segment, offset: int, nbytes: int, pin: int, released: deque[int]
+        self, segment: Segment, offset: int, nbytes: int, pin: int, released: Released
     ) -> None:
         self.segment = segment
         self.offset = offset

@@ -344,11 +344,15 @@ class StreamChannel(Channel):
     def close(self) -> None:
         if self.closed:
             return
-        self.closed = True
         # Another thread may be waiting in the system call.
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+        self._end()
+
+    def _end(self) -> None:
+        self.closed = True
+        self.on_end()
         self._outbox.clear()
         self._let_go()
 

@@ -7,13 +7,14 @@ import os
 import socket
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from paceline.core import codec
 from paceline.core.codec import PREFIX, PROTOCOL, Envelope
 from paceline.core.errors import Disconnected, ProtocolError
 from paceline.transports.base import Buffers, Frame, Inline, Lease, Memory, Part
-from paceline.transports.shared import Pinned, Segment, SharedBlock, descriptors
+from paceline.transports.shared import Pinned, Released, Segment, SharedBlock, descriptors
 from paceline.transports.stream import CHUNK, Piece, StreamChannel
 
 FDS = 64
@@ -34,6 +35,7 @@ class UnixChannel(StreamChannel):
         self._known: dict[int, weakref.ref[Segment]] = {}
         self._segments: dict[int, Segment] = {}
         self._fds: deque[int] = deque()
+        self._released: Released = Released()
 
     def _encode(self, frame: Frame) -> deque[Piece]:
         buffers: list[tuple[int, int, int, int]] = []
@@ -152,6 +154,16 @@ class UnixChannel(StreamChannel):
         for uid in envelope.forgotten:
             self._segments.pop(uid, None)
         return buffers
+
+    def retire(self) -> None:
+        if self.closed:
+            return
+        # The other end sees no end yet, but whoever waits in the system call here does.
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)
+        self._released.line = self._sock
+        self._released = Released()
+        self._end()
 
     def _let_go(self) -> None:
         self._sent.clear()
