@@ -1,5 +1,6 @@
 """How Sphinx builds this site: Markdown pages, and a reference out of the docstrings."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -31,11 +32,11 @@ CALLED_BY_USERS = {"paceline.Cluster", "paceline.Session"}
 def readable(
     app: Any, kind: str, name: str, thing: Any, options: Any, signature: str, returned: str
 ) -> tuple[str, str]:
-    """Leave out the arguments of classes that only the library makes objects of.
+    """Leave out the arguments of classes that only the library makes objects of, but for records.
 
     Where a default is no expression, Sphinx shows types with their modules; it shows none here.
     """
-    if kind == "class" and name not in CALLED_BY_USERS:
+    if kind == "class" and name not in CALLED_BY_USERS and not dataclasses.is_dataclass(thing):
         return "", ""
     return tuple(text and re.sub(r"~(\w+\.)+", "", text) for text in (signature, returned))
 

@@ -42,7 +42,7 @@ INTERNAL = {
     "Batch": {"layout"},
     "Collection": {"drain", "fail"},
     "Session": {"connection", "handle"},
-    "Worker": {"begin", "take_logged", "tell"},
+    "Worker": {"account", "begin", "news", "take_logged", "tell", "turn_to"},
 }
 
 each_page = pytest.mark.parametrize("name", PAGES)
