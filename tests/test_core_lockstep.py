@@ -9,37 +9,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 from items import marks, run
 
-from paceline.core import versions
 from paceline.core.errors import Closed, ProtocolError
-from paceline.core.lockstep_state import LockstepState, Round, Versions
+from paceline.core.lockstep_state import LockstepState
 from paceline.core.queue_state import QueueState
+from paceline.core.round import Round
+from paceline.core.tree import flatten
+from paceline.core.variable_state import VariableState
 from paceline.core.waiting import NOT_YET, Stored
 
-FIRST = versions.first(7) + 1
+LAYOUT = flatten(0).layout
+
+
+def tree(value: int) -> Stored:
+    return Stored(LAYOUT, [value], None)
 
 
 class Desk:
     """A lockstep collection of workers `0` to `N - 1`, its trainer, and one variable."""
 
     def __init__(self, batch_size: int, workers: int) -> None:
-        self.version = FIRST
-        self.trees = {FIRST: Stored(b"", [], None)}
+        self.policy = VariableState("policy", 7)
+        self.policy.define(tree(0))
+        self.variables = {"policy": self.policy}
+        self.freed: list[str] = []
+        self.round = Round("a round of 'c'", self.variables, self.freed.append)
         self.state = LockstepState(
             QueueState("c", batch_size, 1),
             batch_size,
             [f"worker:{index}" for index in range(workers)],
-            lambda: self.version,
-            name_of=lambda peer: peer if peer == "trainer" else f"worker:{peer}",
-            published=self.published,
+            lambda: self.policy.version,
+            self.round,
+            name_of=lambda peer: str(peer) if peer == "trainer" else f"worker:{peer}",
         )
         self.numbers = [0] * workers
 
-    def published(self) -> Versions:
-        return {"policy": (self.version, self.trees[self.version])}
-
     def assign(self) -> None:
-        self.version += 1
-        self.trees[self.version] = Stored(b"", [], None)
+        assert self.policy.assign(tree(0)) is not NOT_YET
 
     def admit(self, worker: int, want: int = 99) -> int:
         """How many items it may start, 0 where it has to wait."""
@@ -51,7 +56,7 @@ class Desk:
         first = self.numbers[worker]
         self.numbers[worker] += many
         made = [worker * 100 + nth for nth in range(first, first + many)]
-        self.state.offer(worker, [run(*made, stamp=self.version)] if made else [], abandoned)
+        self.state.offer(worker, [run(*made, stamp=self.policy.version)] if made else [], abandoned)
 
     def ask(self, *, retry: bool = False, returned: bool = False) -> list[tuple[int, int]] | None:
         """What the items of the next batch say, if there is one."""
@@ -149,10 +154,10 @@ def test_a_wait_given_up_is_the_same_round_when_asked_again() -> None:
     for retry in (True, False):
         assert desk.ask(retry=retry) is None
         assert desk.admit(0) == 0
-    assert desk.state.owed == ["worker:1"]
+    assert desk.state.owing == ["worker:1"]
     assert desk.admit(1) == 1
     desk.hand_in(1)
-    assert desk.state.owed == []
+    assert desk.state.owing == []
     assert desk.ask(retry=True) == [(0, 0), (1, 0)]
 
 
@@ -277,37 +282,67 @@ def test_only_its_own_workers_make_items() -> None:
 # What its makers read
 
 
-def test_a_round_reads_the_version_of_the_moment_it_was_asked_for() -> None:
-    desk = Desk(1, 1)
-    read = desk.state.round.read
-    assert read("policy") is None
+def test_a_round_has_the_version_of_the_moment_it_was_asked_for_until_it_is_complete() -> None:
+    desk = Desk(2, 2)
+    assert desk.round.version("policy") is None
     for _ in range(3):
-        asked_at = desk.version
+        asked_at = desk.policy.version
         assert desk.ask() is None
-        assert read("policy") == (asked_at, desk.trees[asked_at])
-        desk.assign()
-        assert desk.ask(retry=True) is None
-        assert read("policy") == (asked_at, desk.trees[asked_at])
-        desk.fill()
-        assert read("policy") is None
+        for worker in range(2):
+            assert desk.admit(worker) == 1
+            desk.assign()
+            assert desk.ask(retry=True) is None
+            assert desk.round.version("policy") == asked_at
+            assert desk.policy.at(asked_at) is not None
+            desk.hand_in(worker)
+        assert desk.round.version("policy") is None
+        assert desk.policy.at(asked_at) is None
         assert desk.ask(retry=True) is not None
         desk.assign()
 
 
-def test_a_variable_defined_in_a_round_is_read_as_it_was_defined() -> None:
-    first, second = Stored(b"1", [], None), Stored(b"2", [], None)
-    going = Round()
-    going.defined("new", 1, first)
-    assert going.read("new") is None
-    going.begin({"old": (5, second)})
-    going.defined("new", 1, first)
-    going.defined("old", 6, first)
-    assert (going.read("new"), going.read("old")) == ((1, first), (5, second))
-    assert going.read("other") is None
+def test_a_variable_defined_in_a_round_has_its_first_version_for_the_rest_of_it() -> None:
+    desk = Desk(1, 1)
+    new = desk.variables["new"] = VariableState("new", 7)
+    desk.round.defined(new)
+    assert desk.round.version("new") is None
+    assert desk.ask() is None
+    assert desk.round.version("new") is None
+    assert new.define(tree(1)) is True
+    first = new.version
+    for _ in range(2):
+        desk.round.defined(new)
+        assert desk.round.version("new") == first
+        new.assign(tree(2))
+    assert new.at(first) is not None
+    desk.fill()
+    assert desk.ask(retry=True) is not None
+    assert desk.ask() is None
+    assert desk.round.version("new") == new.version
 
 
-def test_an_ended_run_keeps_no_version() -> None:
+def test_what_a_round_holds_counts_and_is_told_by_its_name() -> None:
+    desk = Desk(1, 1)
+    assert desk.ask() is None
+    [kept] = desk.policy.kept.listing()
+    assert list(map(str, kept.holders)) == ["a round of 'c'"]
+    desk.fill()
+    assert desk.policy.kept.listing()[0].holders == ()
+    assert desk.freed == []
+
+
+def test_memory_that_a_round_frees_is_told_so_that_writers_go_on() -> None:
+    desk = Desk(1, 1)
+    assert desk.ask() is None
+    desk.assign()
+    assert desk.freed == []
+    desk.fill()
+    assert desk.freed == ["policy"]
+
+
+def test_an_ended_run_holds_no_version() -> None:
     desk = Desk(1, 1)
     assert desk.ask() is None
     desk.state.end()
-    assert desk.state.round.read("policy") is None
+    assert desk.round.version("policy") is None
+    assert desk.policy.kept.listing()[0].holders == ()

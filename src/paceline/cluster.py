@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, Literal
 
-from paceline import functions
+from paceline import blas, functions
 from paceline.collection import Collection
 from paceline.connection import account
 from paceline.core import messages as m
@@ -22,6 +22,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.errors import FunctionError, PacelineError, SchemaError
 from paceline.core.numbers import whole
+from paceline.core.schedule import SCHEDULES, ScheduleName
 from paceline.core.stats import CollectionStats, QueueStats, Stats, frozen, of_account, of_worker
 from paceline.crew.calls import Asked, packed
 from paceline.crew.crew import Crew
@@ -128,6 +129,7 @@ class Cluster(Closing):
         batch_size: int,
         max_lag: int | None = 1,
         version_of: Variable[Any] | str | None = _FIRST_VARIABLE,
+        schedule: ScheduleName = "lag",
         job: str | None = None,
         capacity: int | None = None,
         capacity_bytes: int = CAPACITY_BYTES,
@@ -142,6 +144,11 @@ class Cluster(Closing):
                 few are dropped. 0 is strictly on-policy, `None` never drops.
             version_of: the variable whose versions stamp the items; by default the first among the
                 resources, `None` for no stamps.
+            schedule: `lag`, as `max_lag` says; or `lockstep`: a batch is a round that begins when
+                it is asked for, item `j` of batch `b` is made by worker `(b * batch_size + j) % N`,
+                and reads in it give the versions of that moment. A run with a seed is then the same
+                on every engine, as long as its functions draw from `worker.seed` only. `max_lag`
+                has no say in it, nothing is dropped, and a worker's death ends it.
             job: whose workers, where there are several jobs.
             capacity, capacity_bytes: bounds of the collection's queue.
 
@@ -153,6 +160,7 @@ class Cluster(Closing):
         if max_lag is not None:
             max_lag = whole(max_lag, "max_lag", 0, ", or None")
         batch_size = whole(batch_size, "batch_size")
+        turns = self._turns(schedule, job)
         ahead = 4 if max_lag is None else max_lag
         capacity = (ahead + 1) * batch_size if capacity is None else whole(capacity, "capacity")
         capacity_bytes = whole(capacity_bytes, "capacity_bytes")
@@ -166,7 +174,7 @@ class Cluster(Closing):
             raise
         name = f"{getattr(fn, '__name__', 'collect')}-{next(self._names)}"
         self.session.connection.call(
-            m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes)
+            m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes, turns)
         )
         made: Collection[Any] = Collection(
             self.session, self._crew.collecting, name, self._progress.update
@@ -174,7 +182,7 @@ class Cluster(Closing):
         self._collections = [*(c for c in self._collections if not c.closed), made]
         self._progress.update(made)
         ahead = max(1, min(MOST_AHEAD, batch_size // self._crew.count(job)))
-        work = Collect(name, payload, stamps, ahead)
+        work = Collect(name, payload, stamps, ahead, schedule)
         if self._hosting.engine.concurrent:
             self._watch.start()
         self._crew.collecting.give(job, work, made.fail, made.drain)
@@ -339,6 +347,17 @@ class Cluster(Closing):
             if hasattr(self, "session"):
                 steps.callback(self.session.close)
             steps.callback(self._crew.close)
+
+    def _turns(self, schedule: str, job: str) -> list[str] | None:
+        """The workers in the order of their turns, where they take turns."""
+        if schedule not in SCHEDULES:
+            raise SchemaError(f"no schedule {schedule!r}; there are {list(SCHEDULES)}")
+        if schedule == "lag":
+            return None
+        warning = blas.several("the chief", blas.threads())
+        if warning is not None:
+            _log.warning("%s", warning)
+        return [seat.name for seat in self._crew.of(job)]
 
     def _job(self, job: str | None, *, free: bool = False) -> str:
         """A job that there is; by default the first, or the first that is `free` of collections."""

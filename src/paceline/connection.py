@@ -83,6 +83,8 @@ class Connection:
         """Called before each request that the server may keep waiting."""
         self.explain: Callable[[], str | None] | None = None
         """Asked once for what became of the server, when the connection has broken."""
+        self.in_lockstep = False
+        """Whether the server may answer reads with other versions than the current ones."""
         self._channel = channel
         # Blocks that come back when the connection ends may still be looked at elsewhere.
         channel.on_end = arena.close
@@ -118,6 +120,9 @@ class Connection:
             self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
             return self._settled(self._wait(waiter, deadline), undo)
         except WouldBlock as e:
+            if waiter.done():
+                # The server itself says so, and has ended the wait.
+                raise
             raise WouldBlock(f"{self._cancelled(number, waiter, undo)}; {e}") from None
         except (KeyboardInterrupt, SystemExit):
             self._cancelled(number, waiter, undo)

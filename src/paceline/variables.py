@@ -77,8 +77,9 @@ class Variable(Generic[T]):
     @property
     def version(self) -> int:
         """The version that now is; asks the server unless memory is shared with it."""
-        if self._word is not None and self._connection.alive():
-            return int(self._word[0])
+        hint = self._hint()
+        if hint is not None:
+            return hint
         return self._connection.exchange(m.Await(self.name, 0.0))[0].version
 
     def assign(self, tree: T, *, timeout: float | None = 60.0) -> int:
@@ -271,9 +272,15 @@ class Variable(Generic[T]):
         """Whether others may need that memory: nothing that is only remembered must keep it."""
         return self._bounded or nbytes >= LARGE
 
+    def _hint(self) -> int | None:
+        """What a read gives, where that can be seen without a message."""
+        # The word means nothing once the server is gone; a lockstep round has versions of its own.
+        if self._word is None or self._connection.in_lockstep or not self._connection.alive():
+            return None
+        return int(self._word[0])
+
     def _unchanged(self, version: int) -> bool:
-        # The word is a hint: equal means unchanged. It means nothing once the server is gone.
-        return self._word is not None and self._word[0] == version and self._connection.alive()
+        return self._hint() == version
 
     def _note(self, version: int) -> None:
         self.held = version

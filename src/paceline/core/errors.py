@@ -49,7 +49,7 @@ class TaskFailed(PacelineError):
 
 
 class WouldBlock(PacelineError):
-    """With everything in one thread, this wait could never end."""
+    """This wait could never end: everything is in one thread, or in one round of lockstep."""
 
 
 class TooStale(PacelineError):

@@ -11,48 +11,24 @@ make them is the variables' state at the moment of asking.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import final
 
 from paceline.core.errors import Closed, ProtocolError
 from paceline.core.queue_state import QueueState, Run
+from paceline.core.round import Round
 from paceline.core.schedule import Schedule
-from paceline.core.waiting import NOT_YET, NotYet, Stored
-
-Versions: TypeAlias = dict[str, tuple[int, Stored]]
-"""Variables by name, each with a version and its tree."""
-
-
-class Round:
-    """What the workers of a lockstep collection read, from asking until the batch is complete."""
-
-    def __init__(self) -> None:
-        self._versions: Versions | None = None
-
-    def begin(self, versions: Versions) -> None:
-        """Keep `versions` for the workers."""
-        self._versions = versions
-
-    def end(self) -> None:
-        """Let go of them; until the next round workers read what is current."""
-        self._versions = None
-
-    def defined(self, name: str, version: int, stored: Stored) -> None:
-        """A variable got its first value: for the rest of the round it is the one to read."""
-        if self._versions is not None:
-            self._versions.setdefault(name, (version, stored))
-
-    def read(self, name: str) -> tuple[int, Stored] | None:
-        """The variable as this round's workers see it; `None` when there is no round."""
-        return None if self._versions is None else self._versions.get(name)
+from paceline.core.waiting import NOT_YET, NotYet
 
 
 @final
 class LockstepState(Schedule):
     """A collection in lockstep.
 
-    `turns` are the names of its workers in the order of their turns, `name_of` finds that of
-    whoever offers items, and `published` gives all variables as they are.
+    `turns` are the names of its workers in the order of their turns, and `name_of` finds that of
+    whoever offers items.
     """
+
+    round: Round
 
     def __init__(
         self,
@@ -60,16 +36,15 @@ class LockstepState(Schedule):
         batch_size: int,
         turns: list[str],
         current: Callable[[], int] | None,
+        going: Round,
         *,
         name_of: Callable[[object], str],
-        published: Callable[[], Versions],
     ) -> None:
         super().__init__(queue, batch_size, current)
-        self.round = Round()
+        self.round = going
         self._turns = turns
         self._places = {name: place for place, name in enumerate(turns)}
         self._name_of = name_of
-        self._published = published
         self._rounds = 0
         self._made = [0] * len(turns)
         self._returned: set[int] = set()
@@ -80,8 +55,7 @@ class LockstepState(Schedule):
         return 0
 
     @property
-    def owed(self) -> list[str]:
-        """The workers whose items of this round are still to come, in the order of turns."""
+    def owing(self) -> list[str]:
         return [name for place, name in enumerate(self._turns) if self._due(place)]
 
     def offer(self, worker: object, runs: list[Run], abandoned: int) -> None:
@@ -133,7 +107,7 @@ class LockstepState(Schedule):
     def _begin(self) -> None:
         self._rounds += 1
         self.finished = self.queue.taken // self.batch_size
-        self.round.begin(self._published())
+        self.round.begin()
 
     def _room(self, worker: object) -> int:
         return self._due(self._place(worker)) - self._outstanding.get(worker, 0)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from paceline.core import versions
 from paceline.core.errors import Closed, ProtocolError
 from paceline.core.queue_state import QueueState, Run, items_in
+from paceline.core.round import Round
 from paceline.core.waiting import NOT_YET, NotYet
+
+ScheduleName: TypeAlias = Literal["lag", "lockstep"]
+SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
 class Schedule(ABC):
@@ -17,6 +21,9 @@ class Schedule(ABC):
 
     `current` gives the version that lag is measured against, `None` when nothing is stamped.
     """
+
+    round: Round | None = None
+    """What its workers read, where that is not simply what is current."""
 
     def __init__(
         self, queue: QueueState, batch_size: int, current: Callable[[], int] | None
@@ -50,6 +57,11 @@ class Schedule(ABC):
     @abstractmethod
     def _room(self, worker: object) -> int:
         """How many items `worker` may start now."""
+
+    @property
+    def owing(self) -> list[str]:
+        """The workers that the trainer waits for, where nobody else can make what is missing."""
+        return []
 
     @property
     def over(self) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from paceline.core.errors import Closed, PacelineError, Refused, WorkerFailed
 from paceline.crew.seat import Care, Seat
-from paceline.worker.line import Collect, Ended, StopJob
+from paceline.worker.line import Collect, Ended, StopJob, Warned
 
 _log = logging.getLogger("paceline")
+
+NEEDS_ALL = "a run in lockstep goes on with all its workers as they began, or ends"
 
 
 class Collecting:
@@ -20,6 +22,7 @@ class Collecting:
         self._calls = calls
         self._on_fail: dict[str, Callable[[PacelineError], None]] = {}
         self._on_returned: dict[str, Callable[[], None]] = {}
+        self._warned: set[str] = set()
 
     @property
     def concurrent(self) -> bool:
@@ -61,12 +64,15 @@ class Collecting:
                     self._care.start(seat)
                 else:
                     seat.send(work)
+            if work.schedule == "lockstep":
+                self._check_seeds(job, work.collection)
 
     def take_back(self, collection: str) -> None:
         """The work of that collection is over."""
         with self._care.lock:
             self._on_fail.pop(collection, None)
             self._on_returned.pop(collection, None)
+            self._warned.discard(collection)
             for seat in self._making(collection):
                 seat.work = None
                 seat.send(StopJob(collection))
@@ -83,6 +89,8 @@ class Collecting:
         seat.failed_at_once = seat.failed_at_once + 1 if event.items == 0 else 0
         if event.hopeless or seat.failed_at_once == 2:
             self._care.fail(seat, WorkerFailed(f"{seat.name} cannot run:\n{event.error}"))
+        elif seat.in_lockstep:
+            self._care.fail(seat, WorkerFailed(f"{seat.name} failed; {NEEDS_ALL}:\n{event.error}"))
         elif self._care.within_budget(seat, event.error):
             _log.warning("%s failed, its function is started again:\n%s", seat.name, event.error)
             self._care.replace(seat)
@@ -94,10 +102,26 @@ class Collecting:
         elif seat.work.collection in self._on_fail:
             self._on_fail[seat.work.collection](error)
 
+    def warned(self, event: Warned) -> None:
+        """A worker has something to say to the user; the others would say the same."""
+        if event.collection in self._on_fail and event.collection not in self._warned:
+            self._warned.add(event.collection)
+            _log.warning("collection '%s': %s", event.collection, event.text)
+
     def end(self, error: PacelineError) -> None:
         """Nobody looks after the workers any more."""
         for on_fail in list(self._on_fail.values()):
             on_fail(error)
+
+    def _check_seeds(self, job: str, collection: str) -> None:
+        again = [seat.name for seat in self._care.of(job) if seat.starts > 1 or seat.due]
+        if again:
+            _log.warning(
+                "collection '%s': %s had to be started again before, so their seeds, and with them"
+                " this run in lockstep, differ from those of a new cluster",
+                collection,
+                ", ".join(again),
+            )
 
     def _making(self, collection: str) -> list[Seat]:
         works = [(seat, seat.work) for seat in self._care.seats]

@@ -14,11 +14,11 @@ from paceline.core.budget import WINDOW, Budget
 from paceline.core.errors import Closed, Disconnected, PacelineError, WorkerFailed
 from paceline.core.stats import Place
 from paceline.crew.calling import Calling
-from paceline.crew.collecting import Collecting
+from paceline.crew.collecting import NEEDS_ALL, Collecting
 from paceline.crew.seat import Care, Seat
 from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, show
 from paceline.worker.life import run
-from paceline.worker.line import Ended, Setup, Started
+from paceline.worker.line import Ended, Setup, Started, Warned
 
 _log = logging.getLogger("paceline")
 
@@ -238,6 +238,8 @@ class Crew(Listener, Care):
             self.collecting.ended(seat, event)
         elif isinstance(event, Started):
             seat.up = True
+        elif isinstance(event, Warned):
+            self.collecting.warned(event)
         else:
             self.calling.handle(seat, event, now)
 
@@ -251,6 +253,8 @@ class Crew(Listener, Care):
         elif seat.returned:
             # It has nothing to do; the next work has it started again.
             return
+        elif seat.in_lockstep:
+            self.fail(seat, WorkerFailed(f"{what}; {NEEDS_ALL}{detail}"))
         elif self.within_budget(seat, f"{what}{detail}"):
             seat.due = time.monotonic() + self._back_off(seat)
             _log.warning("%s; it is restarted%s", what, detail)

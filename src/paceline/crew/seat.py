@@ -48,6 +48,11 @@ class Seat:
         return self.work is None or self.returned
 
     @property
+    def in_lockstep(self) -> bool:
+        """Whether nobody can take its place in what it makes."""
+        return self.work is not None and self.work.schedule == "lockstep"
+
+    @property
     def hopeless(self) -> bool:
         """Whether it is dead and will not be started again by itself."""
         return self.task is None and self.due is None

@@ -7,12 +7,13 @@ from typing import Any
 from paceline.core import messages as m
 from paceline.core.collection_state import CollectionState
 from paceline.core.errors import SchemaError, UnknownName
+from paceline.core.lockstep_state import LockstepState
 from paceline.core.queue_state import QueueState, items_in
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET
 from paceline.server.queue_desk import handed_out, received
 from paceline.server.service import Desk, Handler, Peer, Service, checked_name
-from paceline.server.variable_desk import VariableDesk
+from paceline.server.variable_desk import VariableDesk, holder_name
 from paceline.transports.base import Frame
 
 REMEMBERED = 16
@@ -49,6 +50,7 @@ class CollectionDesk(Desk):
 
     def lost(self, peer: Peer) -> None:
         self._makes.pop(peer, None)
+        self._variables.pin(peer, None)
         for name, state in self.states.items():
             state.lost(peer)
             if not self._service.parking.waiting(("batch", name)):
@@ -76,13 +78,21 @@ class CollectionDesk(Desk):
                 f"collection '{name}': batch_size={request.batch_size} is outside of 1 to"
                 f" capacity={request.capacity}"
             )
+        self.states[name] = self._made(name, request)
+        self._service.answer(peer, frame.request, m.Done())
+
+    def _made(self, name: str, request: m.OpenCollection) -> Schedule:
         current = None
         if request.variable is not None:
             variable = self._variables.variable(request.variable)
             current = lambda: variable.version  # noqa: E731
         queue = QueueState(name, request.capacity, request.capacity_bytes)
-        self.states[name] = CollectionState(queue, request.batch_size, request.max_lag, current)
-        self._service.answer(peer, frame.request, m.Done())
+        if request.turns is None:
+            return CollectionState(queue, request.batch_size, request.max_lag, current)
+        going = self._variables.round(f"a lockstep round of '{name}'")
+        return LockstepState(
+            queue, request.batch_size, request.turns, current, going, name_of=holder_name
+        )
 
     def _forget_ended(self) -> None:
         ended = [name for name, state in self.states.items() if state.over]
@@ -93,6 +103,7 @@ class CollectionDesk(Desk):
         state = self._collection(request.name)
         if self._makes.get(peer) != request.name:
             self._makes[peer] = peer.making = request.name
+            self._variables.pin(peer, state.round)
             self._service.parking.allow(peer)
         runs = received(peer, request.runs, frame)
         state.offer(peer, runs, request.abandoned)
@@ -133,10 +144,10 @@ class CollectionDesk(Desk):
             return handed_out(state.queue, *found, peer)
 
         def what() -> str:
-            queue = state.queue
+            whose = f"; it is the turn of {', '.join(state.owing)}" if state.owing else ""
             return (
-                f"next batch of '{request.name}': {queue.size} of {state.batch_size} items are"
-                f" there, {state.running} are being made; {self._service.who()}"
+                f"next batch of '{request.name}': {state.queue.size} of {state.batch_size} items"
+                f" are there, {state.running} are being made{whose}; {self._service.who()}"
             )
 
         key = ("batch", request.name)
@@ -160,6 +171,7 @@ class CollectionDesk(Desk):
         state = self.states.get(request.name)
         if state is not None:
             state.end()
+            self._variables.forget(state.round)
             self._changed(request.name)
             for worker, name in list(self._makes.items()):
                 if name == request.name:

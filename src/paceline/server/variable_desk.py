@@ -10,11 +10,12 @@ import numpy as np
 
 from paceline.core import messages as m
 from paceline.core.arithmetic import add, add_values
-from paceline.core.errors import SchemaError, UnknownName
+from paceline.core.errors import SchemaError, UnknownName, WouldBlock
+from paceline.core.round import Round
 from paceline.core.tree import Array, decoded
 from paceline.core.variable_state import VariableState
 from paceline.core.versions import count_of
-from paceline.core.waiting import NOT_YET, Stored
+from paceline.core.waiting import NOT_YET, NotYet, Stored
 from paceline.server.service import (
     Desk,
     Handler,
@@ -46,6 +47,9 @@ class VariableDesk(Desk):
         self.states: dict[str, VariableState] = {}
         self._words: dict[str, int] = {}
         self._bounded: list[str] = []
+        self._rounds: list[Round] = []
+        # Readers that make items in lockstep read the versions of their round.
+        self._pinned: dict[Peer, Round] = {}
         self._board = service.arena.allocate(WORDS * 8)
         self._board_words: Array = self._board.array().view(np.int64)
         self._board_words[:] = 0
@@ -61,6 +65,25 @@ class VariableDesk(Desk):
 
     def listing(self) -> tuple[str, dict[str, Any]]:
         return "variables", {name: count_of(state.version) for name, state in self.states.items()}
+
+    def round(self, what: str) -> Round:
+        """A round whose workers are to be pinned to it, until it is forgotten."""
+        made = Round(what, self.states, self.freed)
+        self._rounds.append(made)
+        return made
+
+    def forget(self, ended: Round | None) -> None:
+        """Let go of what a round holds, and of the round."""
+        if ended in self._rounds:
+            self._rounds.remove(ended)
+            ended.end()
+            self._pinned = {peer: one for peer, one in self._pinned.items() if one is not ended}
+
+    def pin(self, peer: Peer, going: Round | None) -> None:
+        """From now on a peer reads the versions of that round, or again what is current."""
+        self._pinned.pop(peer, None)
+        if going in self._rounds:
+            self._pinned[peer] = going
 
     def lost(self, peer: Peer) -> None:
         # Versions belong to nobody; what the peer held comes back by itself.
@@ -130,7 +153,8 @@ class VariableDesk(Desk):
     def _defined(self, peer: Peer, name: str, fresh: bool) -> Any:
         state = self.states[name]
         bounded = state.kept.bound is not None
-        reply = m.Defined(state.version, self._words[name], fresh, bounded)
+        version = self._round_version(peer, name) or state.version
+        reply = m.Defined(version, self._words[name], fresh, bounded)
         if not peer.channel.shares_memory or peer.board_sent:
             return reply
         peer.board_sent = True
@@ -145,6 +169,8 @@ class VariableDesk(Desk):
             if fresh is NOT_YET:
                 return NOT_YET
             if fresh:
+                for going in self._rounds:
+                    going.defined(state)
                 self._committed(request.name)
             return self._defined(peer, request.name, fresh)
 
@@ -239,7 +265,7 @@ class VariableDesk(Desk):
         state = self.variable(request.name)
 
         def attempt() -> Any:
-            found = state.read(request.newer_than)
+            found = self._readable(peer, state, request)
             if found is NOT_YET:
                 return NOT_YET
             version, tree = found
@@ -254,6 +280,33 @@ class VariableDesk(Desk):
             )
 
         self._service.ask(peer, frame, ("variable", request.name), attempt, request.timeout, what)
+
+    def _readable(
+        self, peer: Peer, state: VariableState, request: m.Read
+    ) -> tuple[int, Stored] | NotYet:
+        """What a peer reads, once it is new enough: the current version, or that of its round.
+
+        Raises:
+            WouldBlock: its round has to end before it can read a newer one, and waits for it.
+        """
+        version = self._round_version(peer, state.name)
+        if version is None:
+            return state.read(request.newer_than)
+        if version > request.newer_than:
+            tree = state.at(version)
+            assert tree is not None
+            return version, tree
+        if request.timeout == 0:
+            return NOT_YET
+        raise WouldBlock(
+            f"read '{state.name}' newer than version {count_of(request.newer_than)}: in"
+            f" {self._pinned[peer]} it is {count_of(version)}, and the next round begins only after"
+            " this worker's items: yield them first"
+        )
+
+    def _round_version(self, peer: Peer, name: str) -> int | None:
+        going = self._pinned.get(peer)
+        return None if going is None else going.version(name)
 
 
 def holder_name(holder: object) -> str:

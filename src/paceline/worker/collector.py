@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from paceline.connection import Pending
@@ -38,17 +39,24 @@ class Collector:
         self._name = getattr(fn, "__name__", "the function")
         self._connection = worker.session.connection
         self._stamp = _stamping(resources, job.version_of)
-        self._made = _generator(fn, resources, worker)
+        self._make = partial(_generator, fn, resources, worker)
+        self._lockstep = job.schedule == "lockstep"
+        # In lockstep what is no generator function, and reads when called, does so in a round too.
+        self._made: Iterator[Any] = iter(()) if self._lockstep else self._make()
         self._credits = 0
         self._longest = QUICK
         self._held: list[tuple[m.RunHead, Block | None]] = []
         self._pending: Pending | None = None
         self._thread = threading.get_ident()
         self._connection.before_wait = self.step_back
+        self._connection.in_lockstep = self._lockstep
 
     def steps(self) -> Generator[bool, None, None]:
         """Go on until the function or its collection has ended."""
         try:
+            yield from self._admitted()
+            if self._lockstep:
+                self._made = self._make()
             while True:
                 yield from self._admitted()
                 began = time.perf_counter()
@@ -71,6 +79,7 @@ class Collector:
                 yield True
         finally:
             self._connection.before_wait = None
+            self._connection.in_lockstep = False
             close = getattr(self._made, "close", None)
             if close is not None:
                 close()

@@ -6,22 +6,23 @@ import functools
 import random
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from paceline import functions
+from paceline import blas, functions
 from paceline.connection import account
 from paceline.core import messages as m
 from paceline.core.account import BUSY, IDLE, STARTING
-from paceline.core.errors import Closed, FunctionError, SchemaError, WouldBlock
+from paceline.core.errors import Closed, FunctionError, PacelineError, SchemaError, WouldBlock
 from paceline.engines.base import Link, received
 from paceline.session import Session
 from paceline.worker.caller import Caller
 from paceline.worker.calling import told
 from paceline.worker.collector import Collector
 from paceline.worker.handle import Worker
-from paceline.worker.line import Ask, Collect, Ended, Load, Setup, Started
+from paceline.worker.line import Ask, Collect, Ended, Load, Setup, Started, Warned
 
 
 def run(link: Link) -> Generator[bool, None, None]:
@@ -74,6 +75,7 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
         fn, resources = loaded
         if alone:
             _seed_framework(worker.seed)
+            _warn(worker, job)
         collector = Collector(worker, job, fn, resources, waits=waits)
         yield from collector.steps()
     except Closed:
@@ -89,8 +91,20 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
             raise
         where = f"\n({collector.where()})" if collector else ""
         error, hopeless = told(e) + where, collector is None
+    if error is None and job.schedule == "lockstep":
+        with suppress(PacelineError):
+            # Nobody else can take its turns.
+            worker.session.connection.call(m.Drain(job.collection))
     worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless))
     yield True
+
+
+def _warn(worker: Worker, job: Collect) -> None:
+    """Say what may keep a run in lockstep from being the same again."""
+    if job.schedule == "lockstep":
+        text = blas.several(f"{worker.job}:{worker.index}", blas.threads())
+        if text is not None:
+            worker.tell(Warned(job.collection, text))
 
 
 def _seed_framework(seed: int) -> None:

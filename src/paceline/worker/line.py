@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.schedule import ScheduleName
 from paceline.core.tree import Array
 from paceline.transports.base import Channel
 
@@ -30,13 +31,15 @@ class Setup:
 class Collect:
     """Run a generator function, and offer what it yields. `payload` is (fn, resources).
 
-    A worker with quick items may have up to `ahead` of them admitted at a time.
+    A worker with quick items may have up to `ahead` of them admitted at a time. In lockstep a
+    worker that fails is not started again.
     """
 
     collection: str
     payload: bytes
     version_of: str | None
     ahead: int = 1
+    schedule: ScheduleName = "lag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,14 @@ class Ended:
     items: int
     error: str | None = None
     hopeless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """What the user should know of the worker that makes items for that collection."""
+
+    collection: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

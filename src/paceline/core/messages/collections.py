@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+import msgspec
 
 from paceline.core.account import ADMISSION, BATCH, Times
 from paceline.core.messages.replies import Count, Done, Granted, Items, Request, RunHead, Text
 
 
 class OpenCollection(Request[Done], tag=30, frozen=True, gc=False):
-    """Make the queue and the pace of one collection."""
+    """Make the queue and the pace of one collection.
+
+    `turns` are its workers in the order of their turns in lockstep; without them it goes by lag.
+    """
 
     name: str
     variable: str | None
@@ -17,6 +22,7 @@ class OpenCollection(Request[Done], tag=30, frozen=True, gc=False):
     max_lag: int | None
     capacity: int
     capacity_bytes: int
+    turns: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
 
 
 class Offer(Request[Granted], tag=31, frozen=True, gc=False):
@@ -54,7 +60,7 @@ class EndCollection(Request[Done], tag=33, frozen=True, gc=False):
 
 
 class Drain(Request[Done], tag=35, frozen=True, gc=False):
-    """Every worker's function has returned: what is left is all there will be."""
+    """The function has returned: of the worker that says so, or of all if it is the trainer."""
 
     name: str
 
