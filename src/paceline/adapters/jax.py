@@ -162,8 +162,10 @@ def _array_like(tree: Tree, like: Any, path: str) -> Any:
     found = same(path, like.dtype, like.shape, tree)
     if isinstance(like, jax.ShapeDtypeStruct):
         return _put(found, like.sharding, path)
-    # An array that was put nowhere in particular may go wherever others are.
-    array = _put(found, like.sharding if getattr(like, "committed", False) else None, path)
+    # An array that was put nowhere in particular may go wherever others are. Old JAX has no public
+    # word for it.
+    committed = like.committed if hasattr(like, "committed") else like._committed
+    array = _put(found, like.sharding if committed else None, path)
     # A function compiled for a weakly typed array would be compiled again for another.
     return like.at[...].set(array) if like.weak_type else array
 
