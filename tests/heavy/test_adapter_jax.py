@@ -278,8 +278,8 @@ def test_plain_dataclasses_are_what_they_are_without_jax() -> None:
 
 
 def test_numpy_arrays_in_a_node_can_be_read_into() -> None:
-    target = Nameless(np.zeros(2), [np.zeros(1)])
-    read_into(target, published(Nameless(np.ones(2), [np.full(1, 3.0)])))
+    target = Nameless(np.zeros(2), [np.zeros(1)], abs)
+    read_into(target, published(Nameless(np.ones(2), [np.full(1, 3.0)], abs)))
     assert target.parts[0].tolist() == [1, 1]
     assert target.parts[1][0].tolist() == [3]
     assert fingerprint(target) is None

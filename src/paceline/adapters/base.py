@@ -22,13 +22,12 @@ from paceline.core.tree import BFLOAT16, Array, Tree, child
 
 Plan: TypeAlias = list[Callable[[], None]]
 
+# The name of a framework is the root of its types' modules.
 _MODULES = {
     "jax": "paceline.adapters.jax",
     "numpy": "paceline.adapters.base",
     "torch": "paceline.adapters.pytorch",
 }
-# The root of a type's module tells its framework: the name itself, but for these.
-_ROOTS = {**{name: name for name in _MODULES}, "jaxlib": "jax"}
 
 
 class Adapter(ABC):
@@ -143,7 +142,7 @@ def adapter_for(value: Any) -> Adapter | None:
     kind: type = type(value)
     found = _adapter_of(kind)
     if found is None and sys.modules.get("jax") is not None:
-        # Any class can be registered with JAX as one that holds arrays, at any time.
+        # Any class can be registered with JAX, at any time; arrays are of jaxlib.
         found = adapter("jax")
     return found if found is not None and found.owns(value) else None
 
@@ -270,8 +269,8 @@ def shown(part: Any) -> str:
 def _adapter_of(kind: type) -> Adapter | None:
     for base in kind.__mro__:
         root = base.__module__.partition(".")[0]
-        if root in _ROOTS and root in sys.modules:
-            return adapter(_ROOTS[root])
+        if root in _MODULES and root in sys.modules:
+            return adapter(root)
     return None
 
 
