@@ -33,6 +33,15 @@ def test_settings_changed_in_mid_run_reach_the_workers(workers: int) -> None:
     )
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_policy_trained_in_lockstep_is_the_same_on_every_engine(workers: int) -> None:
+    *lines, last = run("lockstep.py", "--workers", workers, "--batches", 4).splitlines()
+    digests = {line.split()[1] for line in lines}
+    assert (len(lines), len(digests)) == (3, 1)
+    assert last == "the same bits on serial, threads, processes"
+
+
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_an_example_runs_within_one_process(engine: str) -> None:
     last = run("settings.py", "--engine", engine, "--batches", 2).splitlines()[-1]

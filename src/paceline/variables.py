@@ -76,7 +76,10 @@ class Variable(Generic[T]):
 
     @property
     def version(self) -> int:
-        """The version that now is; asks the server unless memory is shared with it."""
+        """The version that now is; asks the server unless memory is shared with it.
+
+        In a round of lockstep it is the round's, and so is what is read.
+        """
         hint = self._hint()
         if hint is not None:
             return hint
@@ -129,6 +132,7 @@ class Variable(Generic[T]):
         Raises:
             SchemaError: the variable differs from `like`; the message names the first odd leaf.
             TimedOut: no such version came within `timeout` seconds.
+            WouldBlock: in a round of lockstep no newer version than the round's can come.
             UnknownName: there is no such tag; the message lists those there are.
             Disconnected: the server is gone.
         """
