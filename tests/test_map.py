@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import re
@@ -186,6 +187,20 @@ def test_a_worker_killed_from_outside_loses_no_call(tmp_path: Path) -> None:
         (victim,) = until(lambda: list(tmp_path.glob("2.*")))
         os.kill(int(victim.suffix[1:]), signal.SIGKILL)
         assert [f.result(LIMIT) for f in futures] == list(range(8))
+
+
+def test_a_simulator_that_holds_the_interpreter_lock_is_no_dead_worker(tmp_path: Path) -> None:
+    def simulate(x: int) -> int:
+        (tmp_path / f"{x}.{os.getpid()}").touch()
+        ctypes.PyDLL(None).sleep(1)
+        return x
+
+    with quiet(4) as cluster:
+        futures = [cluster.submit(simulate, x) for x in range(6)]
+        (victim,) = until(lambda: list(tmp_path.glob("1.*")))
+        os.kill(int(victim.suffix[1:]), signal.SIGKILL)
+        assert [f.result(LIMIT) for f in futures] == list(range(6))
+    assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_a_call_that_takes_too_long_ends_with_its_process(tmp_path: Path) -> None:
