@@ -19,8 +19,9 @@ from paceline.adapters.base import (
     read_into,
     rebuild,
 )
+from paceline.core.bfloat16 import bfloat16
 from paceline.core.errors import SchemaError, UnknownName, Unsupported
-from paceline.core.tree import BFLOAT16, Array, Tree
+from paceline.core.tree import Array, Tree
 from paceline.testing.adapters import check_adapter
 
 
@@ -54,7 +55,7 @@ def zeros() -> Tree:
 
 
 @pytest.mark.parametrize(
-    "dtype", [np.float32, np.float16, np.int8, np.bool_, np.complex64, "U3", "M8[s]", BFLOAT16]
+    "dtype", [np.float32, np.float16, np.int8, np.bool_, np.complex64, "U3", "M8[s]", bfloat16()]
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (4, 5)])
 def test_the_numpy_adapter_keeps_the_contract(dtype: Any, shape: tuple[int, ...]) -> None:
@@ -125,13 +126,13 @@ ODD: list[tuple[Any, Any, str]] = [
     (np.zeros(3), np.zeros(3, "f4"), r"leaf \$\.x is float64\[3\], declared float32\[3\]"),
     (np.zeros(()), np.zeros((1,)), r"leaf \$\.x is float64\[\], declared float64\[1\]"),
     (
-        np.zeros(2, BFLOAT16),
+        np.zeros(2, bfloat16()),
         np.zeros(2, "u2"),
         r"leaf \$\.x is bfloat16\[2\], declared uint16\[2\]",
     ),
     (
         np.zeros(2, "u2"),
-        np.zeros(2, BFLOAT16),
+        np.zeros(2, bfloat16()),
         r"leaf \$\.x is uint16\[2\], declared bfloat16\[2\]",
     ),
     (np.zeros(()), 1.0, r"leaf \$\.x is float64\[\], declared float"),

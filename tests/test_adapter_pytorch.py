@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from paceline.adapters.base import adapter, adapter_for, convert, fingerprint, read_into
 from paceline.adapters.pytorch import ADAPTER
+from paceline.core.bfloat16 import bfloat16
 from paceline.core.errors import SchemaError
-from paceline.core.tree import BFLOAT16, Array, Tree, flatten, unflatten
+from paceline.core.tree import Array, Tree, flatten, unflatten
 from paceline.testing.adapters import check_adapter
 
 # torch's compiler uses, when it is imported, what torch itself calls deprecated.
@@ -177,7 +178,7 @@ def test_bfloat16_keeps_its_bits() -> None:
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     source = bits.view(torch.bfloat16)
     tree = published({"x": source})
-    assert tree["x"].dtype == BFLOAT16
+    assert tree["x"].dtype == bfloat16()
     assert np.array_equal(tree["x"].view(np.int16), bits.numpy())
     target = torch.zeros(1 << 16, dtype=torch.bfloat16)
     read_into({"x": target}, tree)
@@ -236,7 +237,7 @@ ODD = [
      r"leaf \$\.net\.bias is float32\[2\], declared float32\[3\]"),
     ({"weight": array(2, 3), "bias": array(2, dtype=np.float64)},
      r"leaf \$\.net\.bias is float32\[2\], declared float64\[2\]"),
-    ({"weight": array(2, 3), "bias": array(2, dtype=BFLOAT16)},
+    ({"weight": array(2, 3), "bias": array(2, dtype=bfloat16())},
      r"leaf \$\.net\.bias is float32\[2\], declared bfloat16\[2\]"),
     ({"weight": array(2, 3), "bias": None}, r"leaf \$\.net\.bias is float32\[2\], declared None"),
     (array(3), r"\$\.net has 2 named parts, declared float32\[3\]"),

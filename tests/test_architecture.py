@@ -45,6 +45,7 @@ FLOORS: dict[str, int] = {
 OWN_PLACES: dict[str, tuple[str, ...]] = {
     "torch": ("adapters/pytorch.py",),
     "jax": ("adapters/jax.py",),
+    "ml_dtypes": ("core/bfloat16.py",),
     "keras": ("adapters/keras.py",),
     "tensorflow": ("adapters/keras.py",),
     "ray": ("engines/ray.py",),
@@ -55,7 +56,7 @@ OWN_PLACES: dict[str, tuple[str, ...]] = {
 }
 
 CORE_MAY_IMPORT = {"numpy", "msgspec", "paceline"}
-CORE_MAY_TRY = {("core/tree.py", "ml_dtypes")}
+CORE_MAY_TRY = {("core/bfloat16.py", "ml_dtypes")}
 OUTSIDE_CORE = """
     asyncio concurrent ctypes fcntl mmap multiprocessing os pathlib queue secrets
     select selectors shutil signal socket socketserver ssl subprocess tempfile

@@ -12,10 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_core_tree import TREES, equal
 
+from paceline.core.bfloat16 import bfloat16
 from paceline.core.errors import SchemaError
 from paceline.core.runs import FlatRun, runs
 from paceline.core.stacking import Stretch, stack
-from paceline.core.tree import BFLOAT16, flatten
+from paceline.core.tree import flatten
 
 
 def stretch(run: FlatRun) -> Stretch:
@@ -75,7 +76,7 @@ LARGE = np.arange(3000.0).reshape(30, 100)
         [np.float32(1), np.float32(2)],
         [np.array(3.0), np.array(4.0)],
         [np.array([1, 2], ">i4"), np.array([3, 4], ">i4")],
-        [np.zeros(3, BFLOAT16), np.ones(3, np.uint16).view(BFLOAT16)],
+        [np.zeros(3, bfloat16()), np.ones(3, np.uint16).view(bfloat16())],
         [np.array(["ab", "c"]), np.array(["de", "f"])],
         [np.datetime64("2020-01-01"), np.datetime64("2020-01-01T00:00")],
         [np.timedelta64(1, "s"), np.timedelta64(1, "D")],

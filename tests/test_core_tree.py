@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline.core import tree as trees
+from paceline.core.bfloat16 import bfloat16
 from paceline.core.errors import SchemaError
 from paceline.core.like import rebuild
 from paceline.core.stacking import Stretch, row, stack
@@ -98,8 +99,8 @@ def test_strided_and_fortran_arrays_keep_their_values() -> None:
 
 def test_bfloat16_keeps_its_bits() -> None:
     bits = np.array([0x3F80, 0x7FC1, 0x0001], np.uint16)
-    back = round_trip([bits.view(trees.BFLOAT16)])[0]
-    assert back.dtype == trees.BFLOAT16
+    back = round_trip([bits.view(bfloat16())])[0]
+    assert back.dtype == bfloat16()
     np.testing.assert_array_equal(back.view(np.uint16), bits)
 
 

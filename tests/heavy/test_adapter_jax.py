@@ -21,7 +21,8 @@ from paceline import FunctionError, SchemaError, Session, Unsupported, Variable
 from paceline.adapters.base import adapter, adapter_for, convert, fingerprint, read_into, rebuild
 from paceline.adapters.jax import ADAPTER
 from paceline.batches import Batch
-from paceline.core.tree import BFLOAT16, Array, Tree, flatten, unflatten
+from paceline.core.bfloat16 import bfloat16
+from paceline.core.tree import Array, Tree, flatten, unflatten
 from paceline.functions import dump, load
 from paceline.testing.adapters import check_adapter
 
@@ -448,7 +449,7 @@ def test_to_device_takes_any_layout(leaf: Array) -> None:
 
 def test_bfloat16_keeps_its_bits() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
-    made = ADAPTER.to_device(bits.view(BFLOAT16))
+    made = ADAPTER.to_device(bits.view(bfloat16()))
     assert made.dtype == jnp.bfloat16
     assert np.array_equal(np.asarray(made).view(np.uint16), bits)
 

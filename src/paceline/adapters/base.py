@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from paceline.core import like as likes
+from paceline.core.bfloat16 import is_bfloat16
 from paceline.core.errors import SchemaError, UnknownName, Unsupported
-from paceline.core.tree import BFLOAT16, Array, Tree, child
+from paceline.core.tree import Array, Tree, child
 
 Plan: TypeAlias = list[Callable[[], None]]
 
@@ -259,7 +260,7 @@ def same(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], declared: Tree
 def shown(part: Any) -> str:
     """What a part of a tree is, in a message: `float32[3]`, `dict of 2`, `int`."""
     if isinstance(part, np.ndarray):
-        dtype = "bfloat16" if part.dtype == BFLOAT16 else part.dtype.name
+        dtype = "bfloat16" if is_bfloat16(part.dtype) else part.dtype.name
         return f"{dtype}[{','.join(map(str, part.shape))}]"
     kind = type(part).__name__
     return f"{kind} of {len(part)}" if isinstance(part, (dict, list, tuple)) else kind

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from paceline.adapters.base import Adapter, Plan, adapter_for, pair, plan, same, shown
+from paceline.core.bfloat16 import is_bfloat16
 from paceline.core.errors import SchemaError, Unsupported
-from paceline.core.tree import ALIGNMENT, BFLOAT16, Array, Tree, child
+from paceline.core.tree import ALIGNMENT, Array, Tree, child
 
 _PLAIN = (bool, int, float, str, bytes)
 
@@ -188,7 +189,7 @@ def _put(leaf: Array, place: Any, path: str) -> Any:
 
 def _copied(leaf: Array) -> Array:
     """A copy that JAX can have for its own: aligned as it wants, so it copies no second time."""
-    dtype = leaf.dtype if leaf.dtype == BFLOAT16 else leaf.dtype.newbyteorder("=")
+    dtype = leaf.dtype if is_bfloat16(leaf.dtype) else leaf.dtype.newbyteorder("=")
     block: Array = np.empty(leaf.size * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     place = block[start : start + leaf.size * dtype.itemsize].view(dtype).reshape(leaf.shape)

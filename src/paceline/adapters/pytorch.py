@@ -13,8 +13,9 @@ from torch.autograd.graph import increment_version
 from torch.nn.parameter import is_lazy
 
 from paceline.adapters.base import Adapter, Plan, pair, same
+from paceline.core.bfloat16 import bfloat16, is_bfloat16
 from paceline.core.errors import SchemaError
-from paceline.core.tree import BFLOAT16, Array, Tree, child
+from paceline.core.tree import Array, Tree, child
 
 _ALLOWED = "dense tensors with contents, of a dtype that NumPy has or bfloat16"
 _SAMPLE = 64
@@ -41,14 +42,14 @@ class TorchAdapter(Adapter):
         return [_copy(*part) for part in pair(_tensors(target), tree, path)]
 
     def to_device(self, leaf: Array, device: Any = None, *, path: str = "$") -> Tensor:
-        bits = leaf.view(np.int16) if leaf.dtype == BFLOAT16 else leaf
+        bits = leaf.view(np.int16) if is_bfloat16(leaf.dtype) else leaf
         # An in-place operation on a tensor over read-only memory kills the process: copy that.
         dense = np.require(bits, bits.dtype.newbyteorder("="), ["C", "A", "W"])
         try:
             tensor = torch.from_numpy(dense)
         except TypeError as e:
             raise SchemaError(f"leaf {path} is {leaf.dtype}, which torch has no dtype for") from e
-        if leaf.dtype == BFLOAT16:
+        if is_bfloat16(leaf.dtype):
             tensor = tensor.view(torch.bfloat16)
         return tensor if device is None else tensor.to(device)
 
@@ -111,7 +112,7 @@ def _array(tensor: Tensor, path: str) -> Array:
 
 def _view(tensor: Tensor) -> Array:
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+        return tensor.view(torch.int16).numpy().view(bfloat16())
     array: Array = tensor.numpy()
     return array
 

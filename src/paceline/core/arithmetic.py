@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import SchemaError
-from paceline.core.tree import BFLOAT16, Array, decoded, paths, views
+from paceline.core.tree import Array, decoded, paths, views
 
 
 def add(
@@ -23,7 +23,7 @@ def add(
     others = dict(zip(_arrays(delta_layout), views(decoded(delta_layout), b), strict=True))
     mine = views(plan, a)
     for path, x, total in zip(_arrays(layout), mine, views(plan, out), strict=True):
-        if x.dtype.kind not in "iufc" or x.dtype == BFLOAT16:
+        if x.dtype.kind not in "iufc":
             raise SchemaError(f"assign_add: leaf {path} is {x.dtype}, which cannot be added")
         np.add(x, others[path], out=total)
 

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.bfloat16 import bfloat16, is_bfloat16
 from paceline.core.errors import SchemaError
 
 Tree: TypeAlias = Any
@@ -28,14 +29,6 @@ ALIGNMENT = 64
 MAX_DEPTH = 64
 MAX_DIMS = 64
 ALLOWED = "None, bool, int, float, str, bytes, arrays, and dict, list, tuple of them"
-
-try:
-    import ml_dtypes
-
-    BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-except ImportError:
-    # NumPy has no bfloat16 of its own; a named field keeps the bits and tells them from uint16.
-    BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
 _KIND = re.compile(r"[<>|][biufcSUmM]\d+(\[\w+\])?")
 PLAIN: dict[type, str] = {
@@ -200,7 +193,7 @@ def refuse(value: object, path: str) -> Tree:
 
 def dtype_named(kind: str) -> np.dtype[Any]:
     """The dtype of a leaf's kind."""
-    return BFLOAT16 if kind == "bfloat16" else np.dtype(kind)
+    return bfloat16() if kind == "bfloat16" else np.dtype(kind)
 
 
 # The structure: a dict is ["d", keys, parts], a list ["l", parts], a tuple ["t", parts]; a leaf
@@ -279,7 +272,7 @@ def _plainer(node: Any, path: tuple[object, ...], convert: Convert | None) -> An
 def kind_of(array: Array, path: tuple[object, ...] = ()) -> str:
     """The kind of an array's leaf; raises `SchemaError` for one that may not travel."""
     dtype = array.dtype
-    if dtype == BFLOAT16:
+    if is_bfloat16(dtype):
         return "bfloat16"
     # Types that others added to NumPy, float8 among them, do not all have a kind of their own.
     if dtype.kind not in "biufcSUmM" or dtype.isbuiltin == 2:
