@@ -32,8 +32,9 @@ from paceline.core.handshake import ANSWER, CHALLENGE, MAGIC, ServerSide
 from paceline.session import Session
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
-from paceline.transports import unix
-from paceline.transports.base import Address, Channel, Frame, transport
+from paceline.transports import tcp, unix
+from paceline.transports.base import Address, Frame
+from paceline.transports.stream import StreamChannel
 from paceline.transports.tcp import host_and_port
 
 
@@ -57,10 +58,11 @@ def socket_server(request: pytest.FixtureRequest) -> Iterator[Serving]:
         yield made
 
 
-def dialled(server: Serving) -> Channel:
+def dialled(server: Serving) -> StreamChannel:
     """A connection to it that has proved the secret, and said nothing yet."""
     address = Address.parse(server.target)
-    return transport(address.transport).connect(address.place, server.secret, 5.0)
+    connect = tcp.connect if address.transport == "tcp" else unix.connect
+    return connect(address.place, server.secret, 5.0)
 
 
 # Threads
@@ -291,7 +293,7 @@ class Impostor:
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(unix.socket_name(self.place))
             self._listener.listen()
-        self._connect = transport(carrier).connect
+        self._connect = tcp.connect if carrier == "tcp" else unix.connect
         self._thread = threading.Thread(target=self._serve, args=(answer,), daemon=True)
         self._thread.start()
 
@@ -368,7 +370,7 @@ def test_a_client_of_another_protocol_is_refused_with_both_numbers(socket_server
         assert sock.recv(1) == b""
     until(lambda: socket_server.notes)
     assert socket_server.notes == [
-        "refused a connection: the client speaks protocol 9, this process 1"
+        "refused a connection: the client speaks protocol 9, this process 2"
     ]
 
 
@@ -398,7 +400,7 @@ def test_a_malformed_frame_ends_its_connection_and_no_other(
     other = socket_server.session()
     queue = other.queue("q", 4)
     channel = dialled(socket_server)
-    channel._sock.sendall(data)  # type: ignore[attr-defined]
+    channel._sock.sendall(data)
 
     def ended() -> bool:
         try:

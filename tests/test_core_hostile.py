@@ -141,7 +141,7 @@ def test_a_ledger_is_not_turned_around_by_a_minus(want: int, abandoned: int) -> 
 
 def test_what_is_no_frame_is_shown_from_where_it_begins() -> None:
     data = b"good" * 3 + b"GET / HTTP/1.1" + bytes(codec.PREFIX.size)
-    with pytest.raises(ProtocolError, match=rf"^not a frame of protocol 1: {b'GET / HT'.hex()}$"):
+    with pytest.raises(ProtocolError, match=rf"^not a frame of protocol 2: {b'GET / HT'.hex()}$"):
         codec.parse_prefix(data, 12)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from calls import DEADLINE_SECONDS, Call, until
+from wires import ends, serve
 
 from paceline.core.codec import MAX_INLINE, PREFIX, PROTOCOL, REQUEST, encode_envelope
 from paceline.core.errors import Disconnected, OutOfMemory, Refused, TimedOut, UnknownName
@@ -33,13 +31,6 @@ from paceline.transports.unix import UnixListener
 MB = 1 << 20
 
 
-def ends() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a connection over the loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        return one, listener.accept()[0]
-
-
 @pytest.fixture
 def server_end() -> Iterator[tuple[TcpChannel, TcpChannel]]:
     """An end that never waits, as a server's, and the client's end of the same connection."""
@@ -51,20 +42,6 @@ def server_end() -> Iterator[tuple[TcpChannel, TcpChannel]]:
     server.close()
     client.close()
     arena.close()
-
-
-@contextmanager
-def serve(*listeners: Any, secret: bytes = b"secret") -> Iterator[Server]:
-    """A server at these listeners, in a thread of its own."""
-    server = Server(listeners, secret)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join(DEADLINE_SECONDS)
-        server.close()
 
 
 def numbered(nbytes: int) -> Array:
@@ -482,7 +459,7 @@ def test_a_reply_that_a_session_has_no_memory_for_goes_back() -> None:
         session = server.session()
         queue = session.queue("q", 4)
         queue.enqueue(numbered(2 * MB))
-        session.connection._channel._arena = Poor()  # type: ignore[attr-defined]
+        session.connection._channel._inner._arena = Poor()  # type: ignore[attr-defined]
         with pytest.raises(OutOfMemory, match=rf"^{2 * MB} bytes are too many here$"):
             queue.dequeue()
         assert queue.stats()["stored"] == 1

@@ -7,10 +7,12 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from wires import ends
 
 from paceline.core.codec import PREFIX, PROTOCOL, REQUEST, encode_envelope
 from paceline.core.errors import Disconnected, OutOfMemory, ProtocolError, Refused, UnknownName
@@ -39,15 +41,8 @@ def unix_pair() -> tuple[UnixChannel, UnixChannel]:
     return UnixChannel(one, waits=True), UnixChannel(two, waits=True)
 
 
-def tcp_ends() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a connection over the loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        return one, listener.accept()[0]
-
-
 def tcp_pair() -> tuple[TcpChannel, TcpChannel]:
-    one, two = tcp_ends()
+    one, two = ends()
     return TcpChannel(one, HeapArena(), waits=True), TcpChannel(two, HeapArena(), waits=True)
 
 
@@ -65,7 +60,7 @@ over_sockets = pytest.mark.parametrize("carrier", ["unix", "tcp"])
 def raw_and_channel(carrier: str) -> tuple[socket.socket, Channel]:
     """A socket to say anything at, and the channel that hears it."""
     if carrier == "tcp":
-        raw, sock = tcp_ends()
+        raw, sock = ends()
         return raw, TcpChannel(sock, HeapArena(), waits=True)
     raw, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return raw, UnixChannel(sock, waits=True)
@@ -233,7 +228,7 @@ def test_a_segment_smaller_than_said_is_refused() -> None:
 @over_sockets
 def test_what_is_no_frame_is_refused(carrier: str, data: bytes) -> None:
     raw, channel = raw_and_channel(carrier)
-    with raw:
+    with raw, closing(channel):
         raw.sendall(data)
         with pytest.raises(ProtocolError):
             channel.receive(DEADLINE_SECONDS)
@@ -255,7 +250,7 @@ def test_what_is_no_frame_is_refused(carrier: str, data: bytes) -> None:
 def test_buffers_that_are_nowhere_are_refused(carrier: str, envelope: tuple[object, ...]) -> None:
     coded = encode_envelope(envelope)
     raw, channel = raw_and_channel(carrier)
-    with raw:
+    with raw, closing(channel):
         raw.sendall(PREFIX.pack(PROTOCOL, REQUEST, 0, 1, len(coded), 0, 0, 0, 0) + b"x" + coded)
         with pytest.raises(ProtocolError):
             channel.receive(DEADLINE_SECONDS)

@@ -21,7 +21,7 @@ from paceline.core.errors import (
     TimedOut,
     WouldBlock,
 )
-from paceline.transports.base import Arena, Buffers, Channel, Frame, Memory
+from paceline.transports.base import Arena, Buffers, Channel, Frame, Line, Memory
 
 R = TypeVar("R")
 
@@ -29,6 +29,7 @@ GRACE = 60.0
 """Seconds beyond a request's own timeout after which a silent server counts as gone."""
 
 CANCEL_LIMIT = 5.0
+LEAVE_LIMIT = 5.0
 
 
 class _Waiter:
@@ -165,8 +166,30 @@ class Connection:
         return nullcontext() if self.account is None else self.account.spent_on(cause)
 
     def alive(self) -> bool:
-        """Whether the server is still there, without asking it."""
+        """Whether the server is still there, without asking it.
+
+        So it is while another connection is being made.
+        """
         return self._broken is None and self._channel.alive()
+
+    def leave(self) -> bool:
+        """Say goodbye, if there is a connection to say it over; whether the server knows."""
+        if not self._channel.connected:
+            return False
+        request = m.Leave()
+        number, waiter, _ = self._expect(request, 0.0)
+        try:
+            self._send(Frame(REQUEST, number, m.encode(request), (), self.session))
+            self._settled(self._wait(waiter, time.monotonic() + LEAVE_LIMIT))
+        finally:
+            self._waiters.pop(number, None)
+        return True
+
+    def outlive(self, joined: m.Joined, token: bytes) -> None:
+        """Be the line of the session that has joined, also over other connections."""
+        self.session = joined.session
+        if joined.linger:
+            self._channel.outlive(Line(joined.session, token, joined.epoch))
 
     def give_back(self) -> None:
         """Let the server know now which of its buffers are no longer used here.

@@ -53,7 +53,9 @@ class Launched:
             self._server = _ServerWatch(on_end)
             spec = TaskSpec("ps:0", ps.run, inherit=(descriptor,))
             self._task = self.engine.start(spec, self._server)
-            self._task.send(ps.Serve(self._carrier, self._place, descriptor, self._secret))
+            # On this host the end of a connection is the end of its process.
+            setup = ps.Serve(self._carrier, self._place, descriptor, self._secret, linger=0.0)
+            self._task.send(setup)
         finally:
             listener.hand_over()
 

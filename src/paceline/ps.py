@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 
 from paceline.engines.base import Link
-from paceline.server.loop import Server
+from paceline.server.loop import LINGER, Server
 from paceline.transports.base import transport
 
 _log = logging.getLogger("paceline")
@@ -22,6 +22,7 @@ class Serve:
     place: str
     descriptor: int
     secret: bytes
+    linger: float = LINGER
 
 
 def run(link: Link) -> None:
@@ -30,7 +31,7 @@ def run(link: Link) -> None:
     assert isinstance(setup, Serve)
     inherited = socket.socket(fileno=setup.descriptor)
     listener = transport(setup.transport).listen(setup.place, inherited)
-    server = Server([listener], setup.secret, on_note=_log.warning)
+    server = Server([listener], setup.secret, linger=setup.linger, on_note=_log.warning)
 
     def watch() -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from typing import Any, TypeVar, overload
 
@@ -56,20 +57,15 @@ class Session(Closing):
         channel: Channel | None = None,
     ) -> None:
         limit = checked_timeout(timeout)
+        token = secrets.token_bytes(16)
+        join = m.Join(job, index, os.getpid(), token)
         if target is None:
             local = channel or LocalServer().connect()
             self._connection = Connection(local, transport("memory").arena(), "this process")
+            joined = _joined(self._connection, join)
         else:
-            address = Address.parse(target)
-            opened = _reach(address, secret, limit)
-            arena = transport(address.transport).arena()
-            self._connection = Connection(opened, arena, str(address))
-        try:
-            joined = self._connection.call(m.Join(job, index, os.getpid()))
-        except BaseException:
-            self._connection.close()
-            raise
-        self._connection.session = joined.session
+            self._connection, joined = _reach(Address.parse(target), secret, limit, join)
+        self._connection.outlive(joined, token)
         self.task = f"{job}:{joined.index}"
         self._board: Array | None = None
         self._closed = False
@@ -208,9 +204,7 @@ class Session(Closing):
         self._closed = True
         left = False
         try:
-            if self._connection.alive():
-                self._connection.call(m.Leave())
-                left = True
+            left = self._connection.leave()
         except PacelineError:
             # It is gone, which is what was wanted.
             pass
@@ -218,21 +212,34 @@ class Session(Closing):
             self._connection.close(left=left)
 
 
-def _reach(address: Address, secret: bytes, timeout: float | None) -> Channel:
-    """Connect, and try again until there is a server or the time is up."""
+def _reach(
+    address: Address, secret: bytes, timeout: float | None, join: m.Join
+) -> tuple[Connection, m.Joined]:
+    """Connect and join, and try again until there is a server or the time is up."""
     began = time.monotonic()
     pause = 0.005
     while True:
         left = None if timeout is None else began + timeout - time.monotonic()
         try:
-            return transport(address.transport).connect(
+            channel = transport(address.transport).connect(
                 address.place, secret, 10.0 if left is None else max(0.1, min(10.0, left))
             )
+            arena = transport(address.transport).arena()
+            connection = Connection(channel, arena, str(address))
+            return connection, _joined(connection, join)
         except Disconnected as e:
             if left is not None and left <= pause:
                 raise _nobody(address, time.monotonic() - began, e) from e
         time.sleep(pause)
         pause = min(0.25, pause * 1.5)
+
+
+def _joined(connection: Connection, join: m.Join) -> m.Joined:
+    try:
+        return connection.call(join)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _named(kind: str, name: Any) -> str:

@@ -1,8 +1,10 @@
 """Frames as bytes: a fixed prefix, a header (one message), an envelope, and bytes carried inline.
 
-The prefix has the protocol version, the kind, the lengths, and the numbers that make a request
-unique: session, request and epoch. The envelope is the transport's own: it says where the buffers
-are and which of the other end's buffers are no longer needed. Both ends speak it alike.
+The prefix has the protocol version, the kind, the lengths, the numbers that make a request unique
+(session and request), and how many frames of the other end's have arrived, where a session outlives
+its connections (`core/window.py`); a frame without a header says only that. The envelope is the
+transport's own: it says where the buffers are and which of the other end's buffers are no longer
+needed. Both ends speak it alike.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import msgspec
 
 from paceline.core.errors import ProtocolError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HEADER = 1 << 26
 MAX_ENVELOPE = 1 << 24
 MAX_INLINE = 1 << 34
@@ -35,7 +37,7 @@ class Prefix(NamedTuple):
     inline: int
     session: int
     request: int
-    epoch: int
+    received: int
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):

@@ -11,8 +11,9 @@ from paceline.core.lockstep_state import LockstepState
 from paceline.core.queue_state import QueueState, items_in
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET
+from paceline.server.lines import Peer
 from paceline.server.queue_desk import handed_out, received
-from paceline.server.service import Desk, Handler, Peer, Service, checked_name
+from paceline.server.service import Desk, Handler, Service, checked_name
 from paceline.server.variable_desk import VariableDesk, holder_name
 from paceline.transports.base import Frame
 

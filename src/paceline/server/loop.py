@@ -14,9 +14,10 @@ from typing import Any
 from paceline.core.account import BUSY, IDLE, Account
 from paceline.core.errors import Disconnected, ProtocolError, Refused
 from paceline.server.collection_desk import CollectionDesk
+from paceline.server.lines import Peer
 from paceline.server.poller import READ, WRITE, Poller
 from paceline.server.queue_desk import QueueDesk
-from paceline.server.service import Finish, Peer, Service, Work
+from paceline.server.service import Finish, Service, Work
 from paceline.server.tag_desk import TagDesk
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import transport
@@ -27,6 +28,14 @@ from paceline.transports.stream import UNREAD_LIMIT
 DESKS = (VariableDesk, TagDesk, QueueDesk, CollectionDesk)
 STRANGERS = 256
 RELEASES = 16
+LINGER = 5.0
+"""Seconds that a session over TCP may be without a connection before it counts as lost.
+
+Long enough to call again when a router or a proxy dropped the connection, since whoever notices
+calls at once, and short enough for those who wait for what a dead process holds: its task, its
+turn, items it had not receipted. A process's own end cannot be told from a cut connection.
+"""
+
 PAUSE = 0.5
 """Seconds until a listener that could not accept tries again."""
 
@@ -38,7 +47,8 @@ class Server:
     """Serves sessions at its listeners, in the thread that calls `serve`.
 
     A listener has `fileno`, `local`, `accept(secret, arena)` and `close`. `on_note` hears what an
-    operator would want to know, such as a peer that was cut off.
+    operator would want to know, such as a peer that was cut off. A session whose connection breaks,
+    where that need not be its end, is kept for `linger` seconds.
 
     Raises:
         Refused: other hosts could reach a listener, and there is no secret.
@@ -50,6 +60,7 @@ class Server:
         secret: bytes,
         *,
         shares: str = "unix",
+        linger: float = LINGER,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
         for listener in listeners:
@@ -66,10 +77,14 @@ class Server:
         self._pool = ThreadPoolExecutor(1, "paceline-long-work")
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
-        self.service = Service(self._arena, new_epoch(), DESKS, run_long=self._run_long)
+        self.service = Service(
+            self._arena, new_epoch(), DESKS,
+            run_long=self._run_long, linger=linger, moved=self._moved,
+        )  # fmt: skip
         self._poller = Poller()
         self._peers: dict[Any, Peer] = {}
         self._greetings: dict[Greeting, float] = {}
+        self._lingering: dict[Peer, float] = {}
         self._deaf: dict[Any, float] = {}
         self._backlog: set[Any] = set()
         self._poller.watch(self._woken.fileno(), self._wake)
@@ -84,6 +99,8 @@ class Server:
             limit = service.tick()
             if self._greetings:
                 limit = _sooner(limit, self._expire_greetings())
+            if self._lingering:
+                limit = _sooner(limit, self._expire_lingering())
             if self._deaf:
                 limit = _sooner(limit, self._listen_again())
             if self._backlog:
@@ -102,7 +119,8 @@ class Server:
         """End every connection and stop listening. Idempotent."""
         for listener in self._listeners:
             listener.close()
-        for channel in list(self._peers):
+        for channel, peer in list(self._peers.items()):
+            peer.dismiss()
             channel.close()
         for greeting in list(self._greetings):
             greeting.close()
@@ -156,6 +174,15 @@ class Server:
                 self._drop_greeting(greeting)
         return min(self._greetings.values(), default=now + LIMIT) - now
 
+    def _expire_lingering(self) -> float:
+        now = time.monotonic()
+        for peer, until in list(self._lingering.items()):
+            if until <= now:
+                del self._lingering[peer]
+                self._note(f"lost {peer.name}: its connection broke, and it made no other in time")
+                self.service.lost(peer)
+        return min(self._lingering.values(), default=now + PAUSE) - now
+
     def _listen_again(self) -> float:
         now = time.monotonic()
         for listener, until in list(self._deaf.items()):
@@ -178,10 +205,12 @@ class Server:
                     self.service.feed(peer, frame)
                     if not channel.more:
                         break
+                if peer.window is not None:
+                    peer.window.acknowledge(channel.acknowledged)
             if channel.releases >= RELEASES and not peer.left:
                 channel.flush()
         except Disconnected:
-            self._lose(channel, fileno)
+            self._lose(channel, fileno, broken=True)
         except ProtocolError as e:
             self._note(f"cut off {peer.name}: {e}")
             self._lose(channel, fileno)
@@ -190,11 +219,31 @@ class Server:
             self._note(f"cut off {peer.name} after an error:\n{traceback.format_exc()}")
             self._lose(channel, fileno)
 
-    def _lose(self, channel: Any, fileno: int) -> None:
+    def _lose(self, channel: Any, fileno: int, *, broken: bool = False) -> None:
+        """A connection has ended, and with it its session, unless that can make another one."""
         self._poller.forget(fileno)
         peer = self._peers.pop(channel)
         channel.close()
-        self.service.lost(peer)
+        if broken and peer.window is not None and not peer.left:
+            peer.lingers = True
+            self._lingering[peer] = time.monotonic() + self.service.lines.linger
+        else:
+            self.service.lost(peer)
+
+    def _moved(self, new: Peer, known: Peer) -> None:
+        """A session goes on over another connection."""
+        self._lingering.pop(known, None)
+        channel: Any
+        if self._peers.get(known.channel) is known:
+            # This end has not noticed that the one before is broken.
+            channel = known.channel
+            self._poller.forget(channel.fileno())
+            del self._peers[channel]
+            channel.close()
+        channel = new.channel
+        fileno = channel.fileno()
+        self._peers[channel] = known
+        self._poller.hand(fileno, lambda events: self._ready(channel, fileno, known, events))
 
     def _want_writes(self) -> None:
         """Hear from each channel that could not send all, until it has."""

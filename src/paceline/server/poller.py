@@ -33,6 +33,10 @@ class Poller:
         self._poll.register(fd, READ)
         self._callbacks[fd] = on_ready
 
+    def hand(self, fd: int, on_ready: Ready) -> None:
+        """Call another back from now on."""
+        self._callbacks[fd] = on_ready
+
     def want(self, fd: int, events: int) -> None:
         """Be called for these events from now on."""
         self._poll.modify(fd, events)

@@ -9,7 +9,8 @@ from paceline.core.errors import ProtocolError, SchemaError, UnknownName
 from paceline.core.queue_state import QueueState, Run
 from paceline.core.tree import PLAIN, Layout, decoded
 from paceline.core.waiting import NOT_YET
-from paceline.server.service import Desk, Handler, Peer, Service, buffer, checked_name
+from paceline.server.lines import Peer
+from paceline.server.service import Desk, Handler, Service, buffer, checked_name
 from paceline.transports.base import Frame
 
 _TYPES = {kind: plain for plain, kind in PLAIN.items()}

@@ -9,46 +9,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from paceline.core import messages as m
 from paceline.core.account import Account, Times
 from paceline.core.clock import Clock, SystemClock
 from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
-from paceline.core.errors import Disconnected, PacelineError, ProtocolError, SchemaError, TimedOut
+from paceline.core.errors import (
+    Disconnected,
+    PacelineError,
+    ProtocolError,
+    Refused,
+    SchemaError,
+    TimedOut,
+)
 from paceline.core.member_state import Member, MemberState
 from paceline.core.tree import Array, decoded
 from paceline.core.waiting import HELD_BACK, NOT_YET, Stored
+from paceline.server.lines import Lines, Peer
 from paceline.server.parking import Parked, Parking
-from paceline.transports.base import Arena, Buffers, Channel, Frame, Memory
+from paceline.transports.base import Arena, Buffers, Frame, Memory
 
 MAX_NAME = 256
-
-
-class Peer:
-    """One connection, and the member that speaks over it."""
-
-    __slots__ = (
-        "board_sent", "channel", "heard", "items", "left", "making", "member", "times", "version",
-    )  # fmt: skip
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.member: Member | None = None
-        self.board_sent = False
-        self.left = False
-        # What it has told of itself: its account, and when; the items it has handed in, for what,
-        # and the newest one's stamp.
-        self.times: Times | None = None
-        self.heard = 0.0
-        self.making: str | None = None
-        self.items = 0
-        self.version = m.NO_VERSION
-
-    @property
-    def name(self) -> str:
-        """The member's task."""
-        return self.member.name if self.member else "a session that has not joined"
+FIRST = (m.Join, m.Rejoin)
 
 
 Handler: TypeAlias = Callable[[Peer, Any, Frame], None]
@@ -76,6 +60,8 @@ class Service:
     """Members, the desks, and the requests that wait.
 
     `run_long` runs work beside the loop and reports back on it; by default work is done at once.
+    `linger` is for how long a session is kept whose connection broke, where it can make another;
+    `moved(new, known)` hears of a session that did: `known` goes on over the channel of `new`.
     """
 
     def __init__(
@@ -86,6 +72,8 @@ class Service:
         *,
         clock: Clock | None = None,
         run_long: Callable[[Work, Finish], None] | None = None,
+        linger: float = 0.0,
+        moved: Callable[[Peer, Peer], None] = lambda new, known: None,
     ) -> None:
         self.stopping = False
         self.arena = arena
@@ -97,10 +85,13 @@ class Service:
         self._clock = clock or SystemClock()
         self.parking = Parking(self._clock)
         self.run_long = run_long or at_once
+        self.lines = Lines(epoch, linger)
+        self._moved = moved
         # What was let go of: finalisers put it here, which run anywhere.
         self.ended: deque[Callable[[], None]] = deque()
         self._handlers: dict[type, Handler] = {
             m.Join: self._join,
+            m.Rejoin: self._rejoin,
             m.Leave: self._leave,
             m.Cancel: self._cancel,
             m.Report: self._report,
@@ -129,12 +120,14 @@ class Service:
         if self.ended:
             self._settle()
         try:
+            if peer.window is not None:
+                peer.took(frame.received)
             if frame.kind != REQUEST and frame.kind != ONE_WAY:
                 raise ProtocolError(f"a client sent a frame of kind {frame.kind}")
             if peer.left:
                 return
             request = m.decode_request(frame.header)
-            if peer.member is None and type(request) is not m.Join:
+            if peer.member is None and type(request) not in FIRST:
                 raise ProtocolError(f"{type(request).__name__} came before Join")
             if frame.error is not None:
                 raise frame.error
@@ -151,6 +144,7 @@ class Service:
         self._peers.pop(peer, None)
         if peer.member is not None:
             self.members.lose(peer.member.session)
+        self.lines.end(peer)
         for desk in self._desks:
             desk.lost(peer)
 
@@ -173,13 +167,8 @@ class Service:
             kind, result = ERROR, m.failure(result)
         elif type(result) is tuple:
             result, buffers = result
-        if number == 0:
-            return
-        try:
-            peer.channel.send(Frame(kind, number, m.encode(result), buffers, epoch=self.epoch))
-        except Disconnected:
-            # Whoever drives this sees the same end of the connection, and reports the loss.
-            return
+        if number != 0:
+            peer.post(Frame(kind, number, m.encode(result), buffers))
 
     def ask(
         self,
@@ -241,10 +230,47 @@ class Service:
     def _join(self, peer: Peer, request: m.Join, frame: Frame) -> None:
         if peer.member is not None:
             raise ProtocolError(f"{peer.name} joined twice")
-        member = self.members.join(checked_name(request.job), request.index, request.pid)
-        peer.member = member
+        known = self.lines.joined_before(request.token)
+        if known is not None and known.member is not None:
+            self._move(peer, known)
+            self._say(peer, frame.request, self._joined(known.member, self.lines.linger))
+            return
+        job = checked_name(request.job)
+        try:
+            peer.member = self.members.join(job, request.index, request.pid)
+        except Refused as e:
+            raise Refused(f"{e}{self.lines.waited_for(job, request.index)}") from None
         self._peers[peer] = None
-        self.answer(peer, frame.request, m.Joined(member.session, member.index, self.epoch))
+        lasts = self.lines.lasts(peer, request.token)
+        linger = self.lines.linger if lasts else 0.0
+        self._say(peer, frame.request, self._joined(peer.member, linger))
+        if lasts:
+            self.lines.begin(peer, request.token)
+
+    def _joined(self, member: Member, linger: float) -> m.Joined:
+        return m.Joined(member.session, member.index, self.epoch, linger)
+
+    def _rejoin(self, peer: Peer, request: m.Rejoin, frame: Frame) -> None:
+        if peer.member is not None:
+            raise ProtocolError(f"{peer.name} joined twice")
+        known, missing = self.lines.found(request)
+        assert known.window is not None
+        self._move(peer, known)
+        self._say(peer, frame.request, m.Rejoined(known.window.received))
+        for again in missing:
+            again.received = known.window.received
+            with suppress(Disconnected):
+                known.channel.send(again)
+
+    def _move(self, new: Peer, known: Peer) -> None:
+        """A session has made another connection; the one it had, if there still is one, ends."""
+        self._moved(new, known)
+        known.channel, known.lingers = new.channel, False
+
+    def _say(self, peer: Peer, number: int, reply: m.Joined | m.Rejoined) -> None:
+        """Answer before anything is counted."""
+        with suppress(Disconnected):
+            peer.channel.send(Frame(REPLY, number, m.encode(reply)))
 
     def _leave(self, peer: Peer, request: m.Leave, frame: Frame) -> None:
         assert peer.member is not None

@@ -7,7 +7,8 @@ from typing import Any
 from paceline.core import messages as m
 from paceline.core.kept_versions import held_by
 from paceline.core.variable_state import VariableState
-from paceline.server.service import Desk, Handler, Peer, Service, checked_name
+from paceline.server.lines import Peer
+from paceline.server.service import Desk, Handler, Service, checked_name
 from paceline.server.variable_desk import VariableDesk, holder_name
 from paceline.transports.base import Frame
 

@@ -16,10 +16,10 @@ from paceline.core.tree import Array, decoded
 from paceline.core.variable_state import VariableState
 from paceline.core.versions import count_of
 from paceline.core.waiting import NOT_YET, NotYet, Stored
+from paceline.server.lines import Peer
 from paceline.server.service import (
     Desk,
     Handler,
-    Peer,
     Service,
     at_once,
     buffer,

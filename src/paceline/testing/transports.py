@@ -50,7 +50,7 @@ def check_frames_arrive_whole_and_in_order(make_pair: MakePair, make_arena: Make
                 here.send(Frame(REQUEST, number + 1, b"h%d" % number, (), 7, 1 << 40))
             for number in range(100):
                 frame = _received(there)
-                found = (frame.kind, frame.request, frame.header, frame.session, frame.epoch)
+                found = (frame.kind, frame.request, frame.header, frame.session, frame.received)
                 assert found == (REQUEST, number + 1, b"h%d" % number, 7, 1 << 40)
                 assert len(frame.buffers) == 0
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from paceline.core.errors import OutOfMemory, PacelineError, UnknownName
+from paceline.core.errors import OutOfMemory, PacelineError, UnknownName, Unsupported
 from paceline.core.tree import Array
 
 # Smaller buffers travel beside the header: cheaper than to say where they are.
@@ -142,6 +142,8 @@ Buffers: TypeAlias = Sequence[Memory | None]
 class Frame:
     """One message: its kind and numbers, its header, and its buffers (`None`: an empty one).
 
+    `received` counts the other end's frames that have arrived, where a session outlives its
+    connections.
     With an `error` it has none, because there was no memory for them where it arrived.
     """
 
@@ -150,7 +152,7 @@ class Frame:
     header: bytes
     buffers: Buffers = ()
     session: int = 0
-    epoch: int = 0
+    received: int = 0
     error: PacelineError | None = None
 
 
@@ -191,6 +193,15 @@ class HeapArena(Arena):
         """There is nothing to let go of."""
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a session needs to go on over another connection: who it is, and on which server."""
+
+    session: int
+    token: bytes
+    epoch: int
+
+
 class Channel(ABC):
     """One end of a connection. Sending is safe from several threads; one at a time receives."""
 
@@ -220,9 +231,22 @@ class Channel(ABC):
             ProtocolError: the other end sent what is no frame.
         """
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self.alive()
+
     @abstractmethod
     def alive(self) -> bool:
         """Whether the other end is still there, without receiving anything."""
+
+    def outlive(self, line: Line) -> None:
+        """The server keeps this session when the connection ends: make another one then.
+
+        Raises:
+            Unsupported: this kind ends with its connection.
+        """
+        raise Unsupported(f"session {line.session} cannot outlive a {type(self).__name__}")
 
     @abstractmethod
     def flush(self) -> None:

@@ -34,8 +34,8 @@ OUTBOX_LIMIT = 1 << 28
 """Bytes copied for a peer that may wait behind the frame that is on its way to it."""
 
 OUTBOX_PIECES = 1 << 16
-_ENDED = getattr(select, "POLLRDHUP", 0)
-_GONE = _ENDED | select.POLLHUP | select.POLLERR
+ENDED = getattr(select, "POLLRDHUP", 0)
+_GONE = ENDED | select.POLLHUP | select.POLLERR
 
 
 class Piece(NamedTuple):
@@ -72,9 +72,11 @@ class StreamChannel(Channel):
         self._partial = bytearray()
         self._wanted = 0
         self._frames: deque[Frame] = deque()
+        self.acknowledged = 0
+        """How many of this end's frames the other has had, as a frame without a header said."""
         self.on_backlog: Callable[[StreamChannel], None] = lambda channel: None
         self._poll = select.poll()
-        self._poll.register(sock.fileno(), _ENDED)
+        self._poll.register(sock.fileno(), ENDED)
         if waits:
             sock.setblocking(True)
             tick = struct.pack("ll", int(TICK), 0)
@@ -133,7 +135,7 @@ class StreamChannel(Channel):
         if not frame.buffers and not self._released and not self._forgotten:
             data = PREFIX.pack(
                 PROTOCOL, frame.kind, 0, len(frame.header), 0, 0,
-                frame.session, frame.request, frame.epoch,
+                frame.session, frame.request, frame.received,
             ) + frame.header  # fmt: skip
             # Almost always the socket takes a short frame at once.
             sent = 0 if self._outbox else self._put(data)
@@ -198,7 +200,7 @@ class StreamChannel(Channel):
                     raise Disconnected(f"the server read nothing for {SEND_LIMIT:.0f} s")
         except BaseException:
             # Half a frame is out: nothing after it would make sense.
-            self.close()
+            self._fail()
             raise
 
     def _put(self, data: bytes) -> int:
@@ -214,10 +216,14 @@ class StreamChannel(Channel):
         raise Disconnected(f"the other end is gone ({error.strerror})") from error
 
     def _fail(self) -> None:
-        """Cut the connection. A server's loop then sees its end, and closes it."""
+        """End the connection. A server's loop then sees that, and closes it."""
         if self._waits:
             self.close()
-            return
+        else:
+            self.cut()
+
+    def cut(self) -> None:
+        """End the connection for all who use it; the descriptor stays until `close`."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -250,6 +256,13 @@ class StreamChannel(Channel):
     def _open(self, frame: Frame, data: bytes, start: int, inline: int, stop: int) -> Buffers:
         """The buffers of a frame that is all there: its envelope, and its inline part."""
 
+    def _frame(self, frame: Frame) -> None:
+        """A frame is whole. One without a header is only the channel's own business."""
+        if frame.header:
+            self._frames.append(frame)
+        else:
+            self.acknowledged = frame.received
+
     def _take_rest(self, frame: Frame, data: bytes, start: int, inline: int, stop: int) -> bool:
         """Receive a frame's inline part beside `data`, which ends in the midst of it."""
         return False
@@ -261,7 +274,7 @@ class StreamChannel(Channel):
             found = self._poll.poll(0)
         except RuntimeError:
             # Another thread asks at this moment, and one object serves one thread at a time.
-            found = self._events(_ENDED, 0)
+            found = self._events(ENDED, 0)
         return not any(events & _GONE for _, events in found)
 
     def _events(self, wanted: int, timeout: float) -> list[tuple[int, int]]:
@@ -274,7 +287,7 @@ class StreamChannel(Channel):
         """Take in what was read from the socket."""
         if not self._partial and len(data) >= PREFIX.size:
             # Almost always one read is one short frame.
-            protocol, kind, reserved, header, envelope, inline, session, request, epoch = (
+            protocol, kind, reserved, header, envelope, inline, session, request, received = (
                 PREFIX.unpack_from(data)
             )
             if (
@@ -283,7 +296,9 @@ class StreamChannel(Channel):
                 and not (reserved or envelope or inline)
                 and 0 < header == len(data) - PREFIX.size
             ):
-                self._frames.append(Frame(kind, request, data[PREFIX.size :], (), session, epoch))
+                self._frames.append(
+                    Frame(kind, request, data[PREFIX.size :], (), session, received)
+                )
                 return
         if not data:
             self._ended()
@@ -326,7 +341,7 @@ class StreamChannel(Channel):
                 return offset
             frame = Frame(
                 prefix.kind, prefix.request, data[header:envelope], (),
-                prefix.session, prefix.epoch,
+                prefix.session, prefix.received,
             )  # fmt: skip
             if stop > end:
                 if self._take_rest(frame, data, envelope, inline, stop):
@@ -336,8 +351,7 @@ class StreamChannel(Channel):
             if prefix.envelope or prefix.inline:
                 frame.buffers = self._open(frame, data, envelope, inline, stop)
             offset = stop
-            if prefix.header:
-                self._frames.append(frame)
+            self._frame(frame)
         self._wanted = PREFIX.size
         return offset
 
@@ -345,8 +359,7 @@ class StreamChannel(Channel):
         if self.closed:
             return
         # Another thread may be waiting in the system call.
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self.cut()
         self._sock.close()
         self._end()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from functools import partial
 
 from paceline.core.errors import Disconnected, Refused, UnknownName
 from paceline.transports.base import Arena, HeapArena, Transport
 from paceline.transports.greeting import Greeting, authenticated
+from paceline.transports.lasting import LastingChannel
 from paceline.transports.tcp_channel import TcpChannel
 
 
@@ -26,6 +28,11 @@ def connect(place: str, secret: bytes, timeout: float | None) -> TcpChannel:
         f"tcp:{place}", lambda: not_itself(socket.create_connection(address, timeout)), secret
     )
     return TcpChannel(sock, HeapArena(), waits=True)
+
+
+def lasting(place: str, secret: bytes, timeout: float | None) -> LastingChannel:
+    """A channel to that server that can make more connections to it; raises as `connect`."""
+    return LastingChannel(connect(place, secret, timeout), partial(connect, place, secret))
 
 
 class TcpListener:
@@ -124,4 +131,4 @@ def _bound(place: str) -> socket.socket:
     return sock
 
 
-TRANSPORT = Transport(connect=connect, arena=HeapArena, listen=TcpListener)
+TRANSPORT = Transport(connect=lasting, arena=HeapArena, listen=TcpListener)

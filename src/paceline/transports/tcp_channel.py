@@ -53,7 +53,7 @@ class TcpChannel(StreamChannel):
         envelope = codec.encode_envelope(Envelope([(0, 0, size, 0) for size in sizes]))
         prefix = PREFIX.pack(
             PROTOCOL, frame.kind, 0, len(frame.header), len(envelope), sum(sizes),
-            frame.session, frame.request, frame.epoch,
+            frame.session, frame.request, frame.received,
         )  # fmt: skip
         pieces: deque[Piece] = deque()
         joined = bytearray(prefix + frame.header + envelope)
@@ -109,8 +109,7 @@ class TcpChannel(StreamChannel):
         if arrival.missing:
             return self._waits
         self._arrival = None
-        if arrival.frame.header:
-            self._frames.append(arrival.frame)
+        self._frame(arrival.frame)
         return True
 
     def _open(self, frame: Frame, data: bytes, start: int, inline: int, stop: int) -> Buffers:
@@ -122,6 +121,17 @@ class TcpChannel(StreamChannel):
         self._arrival = Arrival(frame, _sizes(data, start, inline, stop), self._arena)
         self._arrival.take(memoryview(data)[inline:])
         return True
+
+    def _fail(self) -> None:
+        # Another thread may be using the descriptor, and another connection could get its number.
+        self.cut()
+        if self._waits and not self.closed:
+            self._end()
+
+    def close(self) -> None:
+        super().close()
+        # Where it failed before, the descriptor has been kept until now.
+        self._sock.close()
 
     def _let_go(self) -> None:
         self._arrival = None

@@ -70,7 +70,7 @@ class UnixChannel(StreamChannel):
         )
         prefix = PREFIX.pack(
             PROTOCOL, frame.kind, 0, len(frame.header), len(envelope), nbytes,
-            frame.session, frame.request, frame.epoch,
+            frame.session, frame.request, frame.received,
         )  # fmt: skip
         data = memoryview(b"".join((prefix, frame.header, envelope, *inline)))
         pieces: deque[Piece] = deque()

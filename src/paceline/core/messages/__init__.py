@@ -20,6 +20,7 @@ from paceline.core.messages.members import (
     Cancel,
     Join,
     Leave,
+    Rejoin,
     Report,
     Resources,
     Stats,
@@ -46,6 +47,7 @@ from paceline.core.messages.replies import (
     Joined,
     Message,
     R,
+    Rejoined,
     Reply,
     Request,
     RunHead,
@@ -101,6 +103,8 @@ __all__ = [
     "Read",
     "ReadTag",
     "Receipt",
+    "Rejoin",
+    "Rejoined",
     "Reply",
     "Report",
     "Request",
@@ -125,6 +129,7 @@ __all__ = [
 
 Requests: TypeAlias = (
     Join
+    | Rejoin
     | Leave
     | Cancel
     | Report

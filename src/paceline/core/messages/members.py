@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from paceline.core.account import Times
-from paceline.core.messages.replies import Done, Joined, Request, Text
+from paceline.core.messages.replies import Done, Joined, Rejoined, Request, Text
 
 
 class Join(Request[Joined], tag=0, frozen=True, gc=False):
-    """Become a member of the cluster under a job and an index."""
+    """Become a member of the cluster under a job and an index.
+
+    `token` is random: with it, and nothing else, the session can be taken up again. Joining with
+    the token of a session that has done nothing yet is the same joining once more.
+    """
 
     job: str
     index: int
     pid: int
+    token: bytes = b""
+
+
+class Rejoin(Request[Rejoined], tag=7, frozen=True, gc=False):
+    """Go on with a session whose connection broke; the first request on another one.
+
+    `token` is what it joined with; `received` counts the frames of the server's that it has had.
+    """
+
+    session: int
+    token: bytes
+    epoch: int
+    received: int
 
 
 class Leave(Request[Done], tag=1, frozen=True, gc=False):

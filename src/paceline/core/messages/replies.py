@@ -113,11 +113,23 @@ class Failed(Message, tag=107, frozen=True, gc=False):
 
 
 class Joined(Message, tag=108, frozen=True, gc=False):
-    """The session is a member; the number is its own."""
+    """The session is a member; the number is its own.
+
+    `linger` is for how many seconds it stays one when its connection has broken.
+    """
 
     session: int
     index: int
     epoch: int
+    linger: float = 0.0
 
 
-Reply: TypeAlias = Done | Version | Value | Defined | Items | Granted | Text | Failed | Joined
+class Rejoined(Message, tag=109, frozen=True, gc=False):
+    """The session goes on; `received` counts the frames of its own that the server has had."""
+
+    received: int
+
+
+Reply: TypeAlias = (
+    Done | Version | Value | Defined | Items | Granted | Text | Failed | Joined | Rejoined
+)
