@@ -2,6 +2,7 @@
 # make test      run the tests of the core and of torch
 # make test-all  run every test, those of the heavy frameworks (JAX) too
 # make docs      build the documentation into build/docs; a broken link is an error
+# make bench     measure, each figure beside its limit; ARGS="call small --quick" chooses
 # make check     format, lint, types, architecture, tests: what CI checks
 #
 # PYTHON=python3.12 chooses the interpreter; ARGS="-k queue" goes to pytest or to the demo.
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-heavy test-all docs check static format-check lint types architecture format clean
+.PHONY: help demo test test-heavy test-all docs bench check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
 help:
@@ -21,6 +22,9 @@ help:
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/paceline demo $(ARGS)
+
+bench: $(VENV)/demo.stamp
+	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 test: $(VENV)/test.stamp
 	@$(BIN)/python -m pytest $(ARGS)

@@ -1,0 +1,42 @@
+"""The benchmarks run and report; how fast anything is, is not asserted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "benchmarks" / "run.py"
+
+
+def run(*arguments: str, status: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [("call", 2), ("variable", 4), ("items", 5), ("small", 1), ("collect", 1), ("start", 1)],
+)
+def test_a_benchmark_shows_each_figure_beside_its_limit(
+    name: str, figures: int, tmp_path: Path
+) -> None:
+    written = tmp_path / "figures.json"
+    shown = run(name, "--quick", "--json", str(written))
+    report: dict[str, Any] = json.loads(written.read_text())
+    assert report["quick"] is True
+    assert len(report["figures"]) == figures
+    for figure in report["figures"]:
+        assert figure["low"] <= figure["ratio"] <= figure["high"]
+        assert figure["what"].split()[0] in shown
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are() -> None:
+    assert "no benchmark 'speed'; there are ['call', 'variable'," in run("speed", status=2)
