@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -169,6 +170,25 @@ def test_who_waits_for_whom_is_told_with_the_shares(
         assert [each.about for each in found] == [("pace", "play-1")]
         assert verdict in found[0].text
         assert f"of the last 10 s the trainer waited {trainer / 10:.0%}" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "advice"),
+    [
+        ("lag", r"they take turns; max_lag one higher lets them work at the same time$"),
+        ("lockstep", r"they take turns; in lockstep they always do, schedule='lag' lets them work"),
+    ],
+)
+def test_what_lets_them_work_at_the_same_time_is_told_by_schedule(
+    schedule: Any, advice: str
+) -> None:
+    counters = {"play-1": replace(COUNTERS, schedule=schedule)}
+    before, now = (
+        replace(stats, collections=counters)
+        for stats in (run(20, 1, 1, version=49), run(30, 6, 6, version=49, items=2))
+    )
+    [found] = seen(before, now)
+    assert re.search(advice, found.text)
 
 
 def test_a_worker_that_keeps_to_an_old_version_is_named() -> None:

@@ -173,6 +173,7 @@ def test_a_batch_has_the_items_of_its_round_in_the_order_of_turns(engine: str) -
                         assert number == seen[index]
                         seen[index] += 1
                 stats = batches.stats()
+                assert cluster.stats().collections[batches.name].schedule == "lockstep"
             assert accounted(stats)
             assert (stats["dropped"], stats["running"]) == ({}, 0)
 

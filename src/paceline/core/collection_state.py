@@ -26,6 +26,8 @@ STALE_ROW = 10
 class CollectionState(Schedule):
     """A collection paced by lag."""
 
+    kind = "lag"
+
     def __init__(
         self,
         queue: QueueState,

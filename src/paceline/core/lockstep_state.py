@@ -28,6 +28,7 @@ class LockstepState(Schedule):
     whoever offers items.
     """
 
+    kind = "lockstep"
     round: Round
 
     def __init__(

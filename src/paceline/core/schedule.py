@@ -22,6 +22,8 @@ class Schedule(ABC):
     `current` gives the version that lag is measured against, `None` when nothing is stamped.
     """
 
+    kind: ScheduleName
+
     round: Round | None = None
     """What its workers read, where that is not simply what is current."""
 
@@ -154,6 +156,7 @@ class Schedule(ABC):
             "finished": self.finished,
             "running": self.running,
             "workers_making": sum(count > 0 for count in self._outstanding.values()),
+            "schedule": self.kind,
             "batch_size": self.batch_size,
             "depth": self.depth,
             "trainer_waits": self.trainer_waits,

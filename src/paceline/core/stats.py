@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from paceline.core import account, versions
 from paceline.core.account import ADMISSION, BATCH, BUSY, IDLE, QUEUE, STARTING, VARIABLE
 from paceline.core.messages import NO_VERSION
+from paceline.core.schedule import ScheduleName
 
 # What a request that waits at the server stands for, by what it waits for there.
 _WAITS = {"start": ADMISSION, "batch": BATCH, "items": QUEUE, "room": QUEUE, "queue": QUEUE}
@@ -97,6 +98,7 @@ class CollectionStats(QueueStats):
     trainer_waits: bool
     max_lag_seen: int
     version: int | None
+    schedule: ScheduleName = "lag"
 
 
 Q = TypeVar("Q", bound=QueueStats)

@@ -10,12 +10,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.core.account import ADMISSION, BATCH
+from paceline.core.schedule import ScheduleName
 from paceline.core.stats import Spent, Stats, WorkerStats
 
 MUCH = 0.5
 """Share of the time from which a wait is worth a warning."""
 
 LITTLE = 0.1
+
+_TOGETHER: dict[ScheduleName, str] = {
+    "lag": "max_lag one higher lets them work at the same time",
+    "lockstep": "in lockstep they always do, schedule='lag' lets them work at the same time",
+}
 
 BEHIND = 20
 """Versions that may be assigned while a worker keeps to an old one."""
@@ -46,7 +52,8 @@ def findings(before: Stats, now: Stats) -> Iterator[Finding]:
             if makers:
                 waiting = sum(_share(*pair, ADMISSION) for pair in makers) / len(makers)
                 trainer = _share(before.chief, now.chief, BATCH)
-                yield from _on_pace(name, seconds, trainer, waiting, len(makers))
+                schedule = now.collections[name].schedule
+                yield from _on_pace(name, seconds, trainer, waiting, len(makers), schedule)
 
 
 def _on_worker(before: WorkerStats, now: WorkerStats) -> Iterator[Finding]:
@@ -72,7 +79,12 @@ def _on_worker(before: WorkerStats, now: WorkerStats) -> Iterator[Finding]:
 
 
 def _on_pace(
-    name: str, seconds: float, trainer: float, workers: float, count: int
+    name: str,
+    seconds: float,
+    trainer: float,
+    workers: float,
+    count: int,
+    schedule: ScheduleName,
 ) -> Iterator[Finding]:
     """Who waits for whom."""
     waits = (
@@ -94,7 +106,7 @@ def _on_pace(
     elif trainer + workers >= 2 * MUCH and min(trainer, workers) >= LITTLE:
         yield Finding(
             ("pace", name),
-            f"{waits}: they take turns; max_lag one higher lets them work at the same time",
+            f"{waits}: they take turns; {_TOGETHER[schedule]}",
         )
 
 

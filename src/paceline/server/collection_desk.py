@@ -125,7 +125,9 @@ class CollectionDesk(Desk):
             self._service.parking.changed(("batch", request.name))
         if request.want:
             key = ("start", request.name)
-            self._service.ask(peer, frame, key, attempt, request.timeout, what, behind=True)
+            # In lockstep nobody takes what is another's.
+            behind = state.kind == "lag"
+            self._service.ask(peer, frame, key, attempt, request.timeout, what, behind=behind)
         else:
             state.check_open()
             self._service.answer(peer, frame.request, m.Granted(0))
