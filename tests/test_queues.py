@@ -14,9 +14,11 @@ import pytest
 from calls import DEADLINE_SECONDS, Call, until
 
 from paceline.core import messages as m
-from paceline.core.errors import Closed, SchemaError, TimedOut, UnknownName
+from paceline.core.errors import Closed, ProtocolError, SchemaError, TimedOut, UnknownName
+from paceline.core.tree import flatten
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
+from paceline.transports.base import HeapBlock
 
 
 @pytest.fixture(params=["memory", "unix", "tcp"])
@@ -317,6 +319,42 @@ def test_what_producers_mix_comes_out_in_order_whatever_the_runs(server: Serving
     rest = one.dequeue_many(3)
     assert (rest.data, rest.version.tolist()) == ([3.0, 4, 5], [7, -1, -1])
     assert rest.worker == ("session:0", "session:1", "session:1")
+
+
+LAYOUT = flatten({"x": np.zeros(2), "n": 1, "s": ""}).layout
+ODD_RUNS: dict[str, tuple[int, list[list[Any]], int, str]] = {
+    "fewer bytes": (2, [[1, 2], ["", ""]], 64, "2 items of 64 bytes came with 64 in one run"),
+    "no bytes": (1, [[1], [""]], 0, "1 items of 64 bytes came with 0 in one run"),
+    "a column too few": (1, [[1]], 64, "1 columns came for 2 plain leaves"),
+    "a short column": (2, [[1, 2], [""]], 128, "a column of str for 2 items has other values"),
+    "other values": (1, [[1.5], [""]], 64, "a column of int for 1 items has other values"),
+    "a list for a value": (1, [[1], [[]]], 64, "a column of str for 1 items has other values"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_RUNS)
+def test_a_run_that_is_not_what_it_says_cuts_its_session_off(server: Serving, odd: str) -> None:
+    count, columns, nbytes, said = ODD_RUNS[odd]
+    good, bad = server.session().queue("q", 8), server.session()
+    run = m.RunHead(LAYOUT, count, columns)
+    with pytest.raises(ProtocolError, match=f"^{said}$"):
+        bad.connection.call(m.Enqueue("q", [run], 0.0), [HeapBlock(nbytes)])
+    assert good.stats()["accepted"] == 0
+
+
+def test_logs_come_with_each_item_or_none(server: Serving) -> None:
+    session = server.session()
+    session.queue("q", 8)
+    run = m.RunHead(flatten(1).layout, 2, [[1, 2]], metrics=[{"a": [1.0]}])
+    with pytest.raises(ProtocolError, match=r"^1 logs came for 2 items$"):
+        session.connection.call(m.Enqueue("q", [run], 0.0))
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_run_has_items(count: int) -> None:
+    request = m.encode(m.Enqueue("q", [m.RunHead(b"", count, [])], 0.0))
+    with pytest.raises(ProtocolError, match=r"are not a request: Expected `int` >= 1"):
+        m.decode_request(request)
 
 
 # What is in them

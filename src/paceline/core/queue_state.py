@@ -47,6 +47,8 @@ class Run:
     @property
     def nbytes(self) -> int:
         """Bytes that its items count."""
+        if not self.texts:
+            return self.count * self.each
         stop = self.start + self.count
         columns = self.head.columns
         texts = sum(sum(map(len, columns[place][self.start : stop])) for place in self.texts)

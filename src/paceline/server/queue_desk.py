@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from paceline.core import messages as m
 from paceline.core.errors import ProtocolError, SchemaError, UnknownName
 from paceline.core.queue_state import QueueState, Run
-from paceline.core.tree import PLAIN, Layout, decoded
+from paceline.core.tree import PLAIN, decoded
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer
 from paceline.server.service import Desk, Handler, Service, buffer, checked_name
@@ -155,30 +156,36 @@ def received(peer: Peer, heads: list[m.RunHead], frame: Frame) -> list[Run]:
     """
     runs = []
     for place, head in enumerate(heads):
-        plan = decoded(head.layout)
+        row, kinds, texts = _plain(head.layout)
         memory = buffer(frame, place)
         found = 0 if memory is None else memory.nbytes
-        if found != head.count * plan.nbytes:
-            raise ProtocolError(
-                f"{head.count} items of {plan.nbytes} bytes came with {found} in one run"
-            )
-        texts = _texts(head, plan)
-        each = len(head.layout) + plan.nbytes
-        runs.append(Run(head, memory, each, peer.name, peer, texts))
+        if found != head.count * row:
+            raise ProtocolError(f"{head.count} items of {row} bytes came with {found} in one run")
+        if kinds or head.columns or head.metrics:
+            _check(head, kinds)
+        runs.append(Run(head, memory, len(head.layout) + row, peer.name, peer, texts))
     return runs
 
 
-def _texts(head: m.RunHead, plan: Layout) -> tuple[int, ...]:
-    """Check a run's columns and what was logged; which of the columns are of texts or bytes."""
-    kinds = [leaf.kind for leaf in plan.leaves if leaf.shape is None]
+@functools.lru_cache(maxsize=256)
+def _plain(layout: bytes) -> tuple[int, tuple[type, ...], tuple[int, ...]]:
+    """Bytes of a row, the types of the columns, and which of these are texts or bytes."""
+    plan = decoded(layout)
+    kinds = tuple(_TYPES[leaf.kind] for leaf in plan.leaves if leaf.shape is None)
+    return plan.nbytes, kinds, tuple(n for n, kind in enumerate(kinds) if kind in (str, bytes))
+
+
+def _check(head: m.RunHead, kinds: tuple[type, ...]) -> None:
+    """Check a run's columns and what was logged."""
     if len(head.columns) != len(kinds):
         raise ProtocolError(f"{len(head.columns)} columns came for {len(kinds)} plain leaves")
     if head.metrics and len(head.metrics) != head.count:
         raise ProtocolError(f"{len(head.metrics)} logs came for {head.count} items")
     for kind, column in zip(kinds, head.columns, strict=True):
-        if len(column) != head.count or set(map(type, column)) != {_TYPES[kind]}:
-            raise ProtocolError(f"a column of {kind} for {head.count} items has other values")
-    return tuple(place for place, kind in enumerate(kinds) if kind in ("str", "bytes"))
+        if len(column) != head.count or set(map(type, column)) != {kind}:
+            raise ProtocolError(
+                f"a column of {kind.__name__} for {head.count} items has other values"
+            )
 
 
 def handed_out(queue: QueueState, runs: list[Run], lags: list[int], peer: Peer) -> Any:
