@@ -182,3 +182,17 @@ def test_the_last_view_of_a_closed_session_hangs_up() -> None:
         assert line.fileno() >= 0
         lent.clear()
         until(lambda: line.fileno() == -1)
+
+
+@pytest.mark.parametrize("size", [1, 7, 500, SIZE])
+def test_what_is_looked_at_is_aligned_for_its_dtype(server: Serving, size: int) -> None:
+    session = server.session()
+    tree = {"odd": "x" * 3, "flags": np.ones(size, np.bool_), "x": np.ones(size)}
+    snapshot = session.variable("v", tree).read()
+    queue = session.queue("q", 4)
+    queue.enqueue_many([tree, tree, tree])
+    lent = queue.dequeue(copy=False)
+    for view in (snapshot.tree, lent, *queue.dequeue_many(2, copy=False).items()):
+        assert view["x"].flags.aligned
+        assert not view["x"].flags.writeable
+        assert (view["x"] == 1).all()

@@ -16,7 +16,7 @@ from paceline.core.errors import SchemaError
 from paceline.core.runs import FlatRun, runs
 from paceline.core.stacking import Stretch, stack
 from paceline.core.tree import Array, Tree
-from paceline.transports.base import Arena, Block, Memory
+from paceline.transports.base import Arena, Block, Inline, Memory
 
 RUN_BYTES = 256 << 10
 """Bytes of arrays up to which items share one block, which is free again when all are gone."""
@@ -120,6 +120,10 @@ def _read_only(memory: Memory | None) -> Array | None:
     if memory is None:
         return None
     array: Array = memory.array()
+    if isinstance(memory, Inline):
+        # It begins at any byte of a frame, and NumPy is slow where numbers lie across words.
+        array = array.copy()
+        array.flags.writeable = False
     if array.flags.writeable:
         array = array.view(np.ndarray)
         array.flags.writeable = False
