@@ -67,5 +67,5 @@ def test_runs_in_lockstep_that_have_ended_are_forgotten() -> None:
         assert worker.connection.call(m.Await("policy", 0.0)).version == mine.version
     assert len(policy.memory()["versions"]) == 1
     gc.collect()
-    assert sum(isinstance(each, Round) for each in gc.get_objects()) <= REMEMBERED + 1
+    assert sum(type(each) is Round for each in gc.get_objects()) <= REMEMBERED + 1
     server.close()
