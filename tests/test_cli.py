@@ -140,7 +140,7 @@ def test_python_m_runs_processes_and_shows_plain_lines_where_there_is_no_termina
 ) -> None:
     done = module("demo", "--budget-steps", "4096", "--seed", "1")
     assert done.returncode == 1
-    assert re.search(r"^rollouts-1: 4 batches in .* steps/s .* lag <= [01] ", done.stderr)
+    assert re.search(r"(?m)^rollouts-1: 4 batches in .* steps/s .* lag <= [01] ", done.stderr)
     assert done.stdout.startswith("CartPole-v1 not solved after ")
     check_files(here / "runs/cartpole")
 

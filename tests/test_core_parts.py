@@ -167,7 +167,10 @@ def test_a_server_that_cannot_prove_itself_is_not_believed() -> None:
 def test_another_protocol_is_told_with_both_numbers() -> None:
     challenge = bytearray(ServerSide(b"", b"s" * NONCE).challenge())
     challenge[8] += 1
-    with pytest.raises(ProtocolError, match=r"^the server speaks protocol 2, this process 1$"):
+    with pytest.raises(
+        ProtocolError,
+        match=rf"^the server speaks protocol {codec.PROTOCOL + 1}, this process {codec.PROTOCOL}$",
+    ):
         ClientSide(b"", b"c" * NONCE).answer(bytes(challenge))
     with pytest.raises(ProtocolError, match=r"^the client is not paceline: it sent b'GET / HTTP'$"):
         ServerSide(b"", b"s" * NONCE).judge(b"GET / HTTP/1.1\r\n\r\n")
@@ -176,10 +179,11 @@ def test_another_protocol_is_told_with_both_numbers() -> None:
 def test_a_prefix_is_checked_against_its_bounds() -> None:
     good = codec.PREFIX.pack(codec.PROTOCOL, 0, 0, 5, 0, 0, 1, 2, 3)
     assert codec.parse_prefix(good).header == 5
-    for odd in [(9, 0, 0, 5, 0, 0), (1, 7, 0, 5, 0, 0), (1, 0, 1, 5, 0, 0)]:
-        with pytest.raises(ProtocolError, match=r"^not a frame of protocol 1: "):
+    ours = codec.PROTOCOL
+    for odd in [(9, 0, 0, 5, 0, 0), (ours, 7, 0, 5, 0, 0), (ours, 0, 1, 5, 0, 0)]:
+        with pytest.raises(ProtocolError, match=rf"^not a frame of protocol {codec.PROTOCOL}: "):
             codec.parse_prefix(codec.PREFIX.pack(*odd, 1, 2, 3))
-    large = codec.PREFIX.pack(1, 0, 0, codec.MAX_HEADER + 1, 0, 0, 1, 2, 3)
+    large = codec.PREFIX.pack(ours, 0, 0, codec.MAX_HEADER + 1, 0, 0, 1, 2, 3)
     with pytest.raises(ProtocolError, match=r"^a frame of 67108865 \+ 0 \+ 0 bytes; at most"):
         codec.parse_prefix(large)
 

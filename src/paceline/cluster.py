@@ -155,6 +155,7 @@ class Cluster(Closing):
         Raises:
             FunctionError: `fn` cannot be sent to a worker; the message names what it captured.
             SchemaError: a number is out of bounds; the message says which.
+            Refused: the job has calls that wait or run.
         """
         job = self._job(job)
         if max_lag is not None:
@@ -185,7 +186,11 @@ class Cluster(Closing):
         work = Collect(name, payload, stamps, ahead, schedule)
         if self._hosting.engine.concurrent:
             self._watch.start()
-        self._crew.collecting.give(job, work, made.fail, made.drain)
+        try:
+            self._crew.collecting.give(job, work, made.fail, made.drain)
+        except PacelineError:
+            made.close()
+            raise
         return made
 
     def map(

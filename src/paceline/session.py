@@ -130,7 +130,7 @@ class Session(Closing):
             defined, buffers = self._define(name, value, overwrite, memory, limit)
         board = buffer(buffers)
         if board is not None:
-            self._board = board.array().view(np.int64)
+            self._board = board.lasting().view(np.int64)
         word = None if self._board is None else self._board[defined.word : defined.word + 1]
         return Variable(self._connection, name, word, bounded=defined.bounded)
 

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import Closed, PacelineError
 from paceline.core.stats import Stats
 from paceline.core.verdict import findings
 
@@ -41,6 +41,8 @@ class Watch:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
+        # It is a part of what it looks at, which would be kept by that.
+        self._look = _over
 
     def _run(self) -> None:
         while not self._ended.wait(self._every):
@@ -61,3 +63,7 @@ class Watch:
             if about not in self._told:
                 _log.warning("%s", text)
         self._told = {about for about, _ in found}
+
+
+def _over() -> Stats:
+    raise Closed("the cluster is closed")

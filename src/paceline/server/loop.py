@@ -20,10 +20,9 @@ from paceline.server.queue_desk import QueueDesk
 from paceline.server.service import Finish, Service, Work
 from paceline.server.tag_desk import TagDesk
 from paceline.server.variable_desk import VariableDesk
-from paceline.transports.base import transport
+from paceline.transports.base import UNREAD_LIMIT, transport
 from paceline.transports.greeting import LIMIT, Greeting
 from paceline.transports.memory import MemoryChannel
-from paceline.transports.stream import UNREAD_LIMIT
 
 DESKS = (VariableDesk, TagDesk, QueueDesk, CollectionDesk)
 STRANGERS = 256

@@ -16,6 +16,9 @@ from paceline.core.tree import Array
 # Smaller buffers travel beside the header: cheaper than to say where they are.
 SMALL = 8 << 10
 
+UNREAD_LIMIT = 120.0
+"""Seconds without a byte taken after which a server ends a connection: its process may be busy."""
+
 TRANSPORTS = {
     "memory": "paceline.transports.memory",
     "tcp": "paceline.transports.tcp",
@@ -32,6 +35,10 @@ class Memory(ABC):
     @abstractmethod
     def array(self) -> Array:
         """The bytes as uint8; read-only unless they were allocated here. Views keep them alive."""
+
+    def lasting(self) -> Array:
+        """The same where the owner never uses them for anything else: views hold nothing up."""
+        return self.array()
 
     def part(self, offset: int, nbytes: int) -> Memory:
         """A part of it, which keeps all of it alive."""

@@ -170,6 +170,9 @@ class Pinned(Memory):
         self._address = self.segment.address() + self.offset
         return np.asarray(self)
 
+    def lasting(self) -> Array:
+        return self.segment.bytes()[self.offset : self.offset + self.nbytes]
+
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {

@@ -27,9 +27,6 @@ TURN = 4 << 20
 SEND_LIMIT = 60.0
 """Seconds without a byte taken after which a client counts its server as gone."""
 
-UNREAD_LIMIT = 120.0
-"""Seconds without a byte taken after which a server ends a connection: its process may be busy."""
-
 OUTBOX_LIMIT = 1 << 28
 """Bytes copied for a peer that may wait behind the frame that is on its way to it."""
 

@@ -10,8 +10,8 @@ from paceline.core import codec
 from paceline.core.codec import PREFIX, PROTOCOL, Envelope
 from paceline.core.errors import ProtocolError
 from paceline.transports.arrival import Arrival
-from paceline.transports.base import SMALL, Arena, Buffers, Frame
-from paceline.transports.stream import MOST, UNREAD_LIMIT, Piece, StreamChannel
+from paceline.transports.base import SMALL, UNREAD_LIMIT, Arena, Buffers, Frame
+from paceline.transports.stream import MOST, Piece, StreamChannel
 
 AT_ONCE = 64
 """Pieces that one system call sends."""
