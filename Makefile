@@ -26,8 +26,9 @@ demo: $(VENV)/demo.stamp
 bench: $(VENV)/demo.stamp
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
+# A process per core, each with tests of its own; ARGS="-n 0" runs them one after the other.
 test: $(VENV)/test.stamp
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 test-heavy: $(VENV)/heavy.stamp
 	@$(BIN)/python -m pytest tests/heavy $(ARGS)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from clusters import until
 from terminal import Terminal
 
 import paceline
@@ -148,6 +149,7 @@ def test_python_m_runs_processes_and_shows_plain_lines_where_there_is_no_termina
 def test_ctrl_c_at_the_terminal_ends_every_process_and_keeps_the_files(tmp_path: Path) -> None:
     with Terminal(DEMO, *UNREACHABLE, columns=80, cwd=tmp_path) as terminal:
         terminal.wait_for("batches/s")
+        until(lambda: (tmp_path / "runs/cartpole/metrics.jsonl").read_text())
         terminal.press(b"\x03")
         assert terminal.wait() == 130
     assert "CartPole-v1 interrupted after " in " ".join(terminal.lines)
@@ -168,6 +170,7 @@ def test_an_interrupt_of_the_chief_alone_ends_every_process_and_keeps_the_files(
         assert process.stderr is not None
         while "batches/s" not in process.stderr.readline():
             """The first lines may say that no batch came yet."""
+        until(lambda: (tmp_path / "runs/cartpole/metrics.jsonl").read_text())
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 130
