@@ -42,6 +42,42 @@ def test_a_policy_trained_in_lockstep_is_the_same_on_every_engine(workers: int) 
     assert last == "the same bits on serial, threads, processes"
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "options", "last"),
+    [
+        ("es_map.py", ("--goal", 50), r"mean return \d+\.\d after \d+ generations"),
+        (
+            "scipy_search.py",
+            ("--generations", 8, "--goal", 0.2),
+            r"cost \d+\.\d{4} % above the optimum after \d+ simulations",
+        ),
+        (
+            "selfplay.py",
+            ("--generations", 2, "--batches", 8, "--goal", 0.65),
+            r"win rate 0\.\d\d against gen-0 after 2 generations",
+        ),
+    ],
+)
+def test_an_example_reaches_its_goal_with_any_number_of_workers(
+    name: str, options: tuple[object, ...], last: str, workers: int
+) -> None:
+    said = run(name, "--workers", workers, *options)
+    assert re.fullmatch(f"solved: {last}", said.splitlines()[-1])
+
+
+def test_an_example_that_misses_its_goal_says_so_and_fails() -> None:
+    with pytest.raises(AssertionError):
+        run("scipy_search.py", "--engine", "serial", "--generations", 1, "--goal", 0)
+
+
+def test_the_oldest_member_but_the_first_leaves_a_full_league() -> None:
+    said = run("selfplay.py", "--generations", 6, "--batches", 1, "--goal", 0)
+    (line,) = [line for line in said.splitlines() if line.startswith("generation 6")]
+    assert re.findall(r"gen-\d", line) == ["gen-0", "gen-2", "gen-3", "gen-4", "gen-5"]
+
+
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_an_example_runs_within_one_process(engine: str) -> None:
     last = run("settings.py", "--engine", engine, "--batches", 2).splitlines()[-1]
