@@ -26,12 +26,11 @@ import paceline
 
 HERE = Path(__file__).parent
 
-BENCHMARKS = ["call", "variable", "items", "small", "collect", "start"]
+BENCHMARKS = ["call", "variable", "items", "small", "tcp", "collect", "start"]
 """Modules of this folder with a function `measure(effort)`."""
 
 PROGRAMS = {
     "readers": ["--readers", "2", "--megabytes", "8", "--rounds", "1"],
-    "tcp": ["--quick"],
 }
 """Programs of this folder that print figures of their own, and what makes them quick."""
 

@@ -1,0 +1,125 @@
+"""All over TCP on loopback: 64 MB beside a raw socket, a call beside a raw round trip."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from measure import MB, Effort, Figure, compare, seconds
+from served import SECRET
+
+import paceline
+from paceline.core import messages as m
+
+SERVER = """
+import sys
+from paceline.server.loop import Server
+from paceline.transports.tcp import TcpListener
+listener = TcpListener("127.0.0.1:0")
+server = Server([listener], sys.argv[1].encode())
+print(listener.place, flush=True)
+server.serve()
+"""
+
+RAW = """
+import socket, sys
+import numpy as np
+size = int(sys.argv[1])
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+sock, _ = listener.accept()
+sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+memory = memoryview(np.ones(size, np.uint8).data)
+while what := sock.recv(1):
+    if what == b"w":
+        filled = 0
+        while filled < size:
+            filled += sock.recv_into(memory[filled:])
+        sock.send(b"d")
+    elif what == b"r":
+        sock.sendall(memory)
+    else:
+        sock.send(what)
+"""
+
+
+def measure(effort: Effort) -> Iterator[Figure]:
+    """Assign, read_into and a small call."""
+    size = (1 if effort.quick else 64) * MB
+    source = np.random.default_rng(0).random(size // 8)
+    target = np.zeros_like(source)
+    with served() as session, raw(size) as sock:
+        large = session.variable("large", source)
+        memory, place = memoryview(source).cast("B"), memoryview(target).cast("B")
+
+        def read_into() -> None:
+            # A new handle has read nothing yet, so it has to ask.
+            copy.copy(large).read_into(target)
+
+        def write_raw() -> None:
+            sock.send(b"w")
+            sock.sendall(memory)
+            sock.recv(1)
+
+        def read_raw() -> None:
+            sock.send(b"r")
+            filled = 0
+            while filled < size:
+                filled += sock.recv_into(place[filled:])
+
+        def speed(run: Callable[[], object]) -> Callable[[], float]:
+            run()
+            return lambda: size / seconds(run, 3) / 1e9
+
+        for what, run, limit in (
+            (f"TCP: assign of {size // MB} MB", lambda: large.assign(source), write_raw),
+            (f"TCP: read_into of {size // MB} MB", read_into, read_raw),
+        ):
+            yield compare(
+                what, speed(run), "raw socket", speed(limit), "GB/s", ">= 0.8", effort
+            )  # fmt: skip
+        times = effort.times(1000)
+        connection = session.connection
+        request = m.Await("large", 0.0)
+
+        def trip() -> None:
+            sock.send(b"x")
+            sock.recv(1)
+
+        yield compare(
+            "TCP: call", lambda: 1e6 * seconds(lambda: connection.call(request), times),
+            "raw round trip", lambda: 1e6 * seconds(trip, times), "us", "<= 2", effort,
+        )  # fmt: skip
+
+
+@contextmanager
+def served() -> Iterator[paceline.Session]:
+    """A session on a fresh server that listens on loopback."""
+    command = [sys.executable, "-c", SERVER, SECRET.decode()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            place = child.stdout.readline().strip()
+            with paceline.Session(f"tcp:{place}", secret=SECRET) as session:
+                yield session
+        finally:
+            child.kill()
+
+
+@contextmanager
+def raw(size: int) -> Iterator[socket.socket]:
+    """A connection to a process that takes and gives so many bytes, in plain Python."""
+    command = [sys.executable, "-c", RAW, str(size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            with socket.create_connection(("127.0.0.1", int(child.stdout.readline()))) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                yield sock
+        finally:
+            child.kill()
