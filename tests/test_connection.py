@@ -1,5 +1,6 @@
 """One line to a server: threads, time limits, ends, secrets, and peers that break the protocol."""
 
+import gc
 import itertools
 import os
 import resource
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -524,3 +526,25 @@ def test_a_server_without_descriptors_goes_on_with_those_it_has(unix_server: Ser
         sock.close()
     # Who knocked meanwhile has gone again; new ones get in.
     assert "session:1" in unix_server.session().resources()["members"]
+
+
+def test_an_error_keeps_nothing_of_its_caller_alive(server: Serving) -> None:
+    session = server.session()
+
+    class Held:
+        """What a caller has in its hands."""
+
+    def ask() -> weakref.ref[Held]:
+        held = Held()
+        found = weakref.ref(held)
+        try:
+            session.variable("absent", timeout=0)
+        except TimedOut:
+            return found
+        raise AssertionError("it was there")
+
+    gc.disable()
+    try:
+        assert ask()() is None
+    finally:
+        gc.enable()

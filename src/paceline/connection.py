@@ -362,10 +362,14 @@ class Connection:
             raise frame.error
         if frame.kind != ERROR:
             return reply, frame.buffers
-        error = m.revived(reply)
+        # Not by a name of its own: an error that its own traceback holds keeps alive what the
+        # frames of whoever asked hold, until somebody looks for such rings.
+        raise self._told(m.revived(reply))
+
+    def _told(self, error: PacelineError) -> PacelineError:
         if isinstance(error, TimedOut):
-            raise TimedOut(f"{error} (server {self.address})")
-        raise error
+            return TimedOut(f"{error} (server {self.address})")
+        return error
 
 
 def account(cause: str) -> Account:

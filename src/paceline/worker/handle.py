@@ -73,8 +73,10 @@ class Worker:
         """Do something else from now on, and tell the server now and then how it went."""
         self.account.enter(cause)
         times = self.news()
-        if times is not None:
-            with suppress(PacelineError):  # whoever asks next hears of a lost server
+        with suppress(PacelineError):  # whoever asks next hears of a lost server
+            # What a function let go of as it ended is of use to others now.
+            self.session.connection.give_back()
+            if times is not None:
                 self.session.connection.tell(m.Report(times))
 
     def news(self) -> Times | None:
