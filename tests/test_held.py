@@ -294,6 +294,9 @@ def test_a_bound_is_part_of_the_definition(server: Serving) -> None:
     session.variable("w", 0)
     with pytest.raises(SchemaError, match=r"^variable 'w' exists with memory=None; asked for: 9$"):
         session.variable("w", 0, memory=9)
+    without: Any = session.variable
+    with pytest.raises(SchemaError, match=r"^variable 'v': memory=9 comes with a first value$"):
+        without("v", memory=9)
 
 
 @pytest.mark.parametrize("bound", [0, -1, 1.5, "1", True])
@@ -383,6 +386,34 @@ def test_a_writer_that_dies_while_it_waits_writes_nothing() -> None:
         del held
         assert count_of(call.outcome()) == 3
         assert variable.read().tree[0] == 2
+
+
+FORK = """
+import os, sys
+import numpy as np
+from paceline.session import Session
+session = Session(sys.argv[1], secret=bytes.fromhex(sys.argv[2]))
+variable = session.variable("v", np.zeros(200_000), memory=6_400_000)
+held = variable.read()
+pid = os.fork()
+del held
+if pid == 0:
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+for n in range(20):
+    variable.assign(np.full(200_000, float(n)), timeout=10)
+    assert variable.read().tree[0] == n
+print("went on")
+session.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_copy_that_lets_go_leaves_its_parents_session_alone() -> None:
+    with serving("unix", where="thread") as server:
+        command = [sys.executable, "-c", FORK, server.target, server.secret.hex()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+        assert done.stdout == "went on\n", done.stderr
 
 
 def test_threads_that_read_and_let_go_at_any_moment_never_lock_up_a_session() -> None:

@@ -111,9 +111,9 @@ class Session(Closing):
 
         With `memory`, the versions that are stored, and the one about to be, take that many bytes
         at most: the current version, tagged ones, and those that a reader on the server's host
-        still looks at. `assign` and `assign_add` then wait until there is room. What a process
-        has copied for itself does not count: nor does a new tree that waits for room, nor the
-        memory that a writer keeps for its next version.
+        still looks at. `assign` and `assign_add` then wait until there is room. Not counted are
+        what a process has copied for itself, a new tree while it waits for room, and the memory
+        that a writer keeps to use it again.
 
         Raises:
             SchemaError: it exists with another structure or bound, the message says where they
@@ -124,6 +124,8 @@ class Session(Closing):
         limit = checked_timeout(timeout)
         name = _named("variable", name)
         if value is _UNSET:
+            if memory is not None:
+                raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
             request = m.Await(name, limit)
             defined, buffers = self._connection.exchange(request, timeout=limit)
         else:
