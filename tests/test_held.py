@@ -17,14 +17,17 @@ import pytest
 import torch
 from calls import DEADLINE_SECONDS, Call, until
 from clusters import every_engine, quiet
+from wires import SECRET, Wire, serve
 
 import paceline
+from paceline.core import messages as m
 from paceline.core.errors import OutOfMemory, SchemaError, TimedOut, WouldBlock
 from paceline.core.versions import count_of
 from paceline.server.loop import LocalServer
 from paceline.session import Session
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
+from paceline.transports.tcp import TcpListener
 
 LENGTH = 100_000
 SIZE = LENGTH * 8
@@ -348,7 +351,22 @@ def reading_process(server: Serving) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("way", ["it lets go", "it closes and lets go", "it is killed"])
+def told(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "done\n"
+
+
+LETS_GO = {
+    "it lets go": ["del held"],
+    "it lets go after its session": ["session.close()", "del held"],
+    "it is killed": [],
+}
+
+
+@pytest.mark.parametrize("way", LETS_GO)
 def test_what_another_process_held_is_free_when(way: str) -> None:
     with serving("unix", where="thread") as server:
         variable = bounded(server.session(), 2)
@@ -357,14 +375,26 @@ def test_what_another_process_held_is_free_when(way: str) -> None:
             call = Call(lambda: variable.assign(tree(2)))
             other = server.session().variable("v")
             waits(other)
-            assert holders(other) == {1: ["worker:0"], 2: ["current"]}
-            if way == "it is killed":
+            for line in LETS_GO[way]:
+                assert holders(other) == {1: ["worker:0"], 2: ["current"]}
+                told(process, line)
+            if not LETS_GO[way]:
                 os.kill(process.pid, signal.SIGKILL)
-            else:
-                assert process.stdin is not None
-                closing = "" if way == "it lets go" else "session.close(); "
-                process.stdin.write(f"{closing}del held\n")
-                process.stdin.flush()
+            assert count_of(call.outcome()) == 3
+
+
+def test_a_session_over_tcp_that_is_lost_holds_nothing_that_never_reached_it() -> None:
+    listener = TcpListener("127.0.0.1:0")
+    with serve(listener, linger=0.3), Wire(listener.place) as wire, wire.session() as reader:
+        with Session(f"tcp:{listener.place}", secret=SECRET) as writer:
+            variable = bounded(writer, 2)
+            # The reply is never taken.
+            reader.connection.post(m.Read("v", m.NO_VERSION, 0.0))
+            until(lambda: "session:0" in holders(variable)[1])
+            variable.assign(tree(1))
+            call = Call(lambda: variable.assign(tree(2)))
+            wire.refuses = True
+            wire.cut()
             assert count_of(call.outcome()) == 3
 
 
@@ -395,11 +425,15 @@ from paceline.session import Session
 session = Session(sys.argv[1], secret=bytes.fromhex(sys.argv[2]))
 variable = session.variable("v", np.zeros(200_000), memory=6_400_000)
 held = variable.read()
+variable.assign(np.ones(200_000))
 pid = os.fork()
-del held
 if pid == 0:
+    del held
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
+kept = variable.memory()["versions"]
+assert [one["held_by"] for one in kept] == [["session:0"], ["current"]], kept
+del held
 for n in range(20):
     variable.assign(np.full(200_000, float(n)), timeout=10)
     assert variable.read().tree[0] == n

@@ -11,6 +11,7 @@ from calls import Call
 from clusters import every_engine, quiet
 
 import paceline
+from paceline.core import messages as m
 from paceline.core.errors import SchemaError, UnknownName
 from paceline.core.versions import count_of
 from paceline.testing import Serving, serving
@@ -145,11 +146,14 @@ def test_containers_of_a_tagged_version_come_back_as_declared(server: Serving) -
 
 
 def test_a_tagged_version_that_is_held_already_is_not_fetched_again(server: Serving) -> None:
-    variable = server.session().variable("v", np.zeros(LARGE))
+    session = server.session()
+    variable = session.variable("v", np.zeros(LARGE))
     variable.tag("one")
     variable.assign(np.ones(LARGE))
     first = variable.read(tag="one")
     assert variable.read(tag="one") is first
+    value, buffers = session.connection.exchange(m.ReadTag("v", "one", first.version))
+    assert (value.version, value.layout, list(buffers)) == (first.version, b"", [])
     variable.untag("one")
     variable.tag("one")
     assert (variable.read(tag="one").tree == 1).all()

@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,6 +26,7 @@ from paceline.transports.base import (
     Frame,
     HeapArena,
     HeapBlock,
+    Lease,
     Memory,
     transport,
 )
@@ -362,3 +364,31 @@ def test_a_part_of_a_part_is_a_part_of_the_whole() -> None:
     assert part.array().tolist() == list(range(25, 35))
     assert part.array().base is not None
     assert part.nbytes == 10
+
+
+def test_what_is_let_go_of_in_the_midst_of_sending_is_told_right_after() -> None:
+    one, two = unix_pair()
+    arena = SharedArena()
+    held: list[Lease] = []
+
+    class Late(bytes):
+        """A header whose length is asked for last, when the envelope is made already."""
+
+        def __len__(self) -> int:
+            held.clear()
+            return super().__len__()
+
+    with closing(one), closing(two), closing(arena):
+        block = arena.allocate(1 << 21)
+        lent = weakref.ref(block)
+        one.send(Frame(REQUEST, 1, b"x", (block,)))
+        del block
+        memory = received(two).buffers[0]
+        assert memory is not None
+        held.append(Lease(memory, two.flush))
+        del memory
+        two.send(Frame(REQUEST, 1, Late(b"x"), (HeapBlock(1),)))
+        received(one)
+        # Nothing but a goodbye may be needed to hear of it.
+        assert one.receive(0) is None
+        assert lent() is None

@@ -100,8 +100,9 @@ class Lines:
         self._peers[token] = peer
 
     def end(self, peer: Peer) -> None:
-        """A session is over."""
+        """A session is over; what it has not had goes back."""
         self._peers.pop(peer.token, None)
+        peer.window = None
 
     def joined_before(self, token: bytes) -> Peer | None:
         """Who has joined with that token, if the answer may have been lost: it did nothing yet."""
