@@ -67,6 +67,7 @@ class Ledger(RuleBasedStateMachine):
         self.batch_size, self.max_lag, self.deepest = batch_size, max_lag, depth
         self.admissions = self.vain = 0
         self.running: dict[str, int] = dict.fromkeys("abc", 0)
+        self.known: set[str] = set()
         self.asks: list[int] = []
         self.finished = self.delivered = self.drops = self.row = 0
         self.waits = self.same_ask = False
@@ -92,8 +93,12 @@ class Ledger(RuleBasedStateMachine):
             missing = self.batch_size - self.state.queue.size - sum(self.running.values())
             room = max(room, missing)
         granted = self.state.admit(worker, want)
-        assert granted == (min(want, room) if room > 0 else NOT_YET)
+        assert (granted is NOT_YET) == (room <= 0)
         if granted is not NOT_YET:
+            # More than one only where each of the others can still have one.
+            spare = room - 1 - len(self.known - {worker})
+            assert granted == 1 + max(0, min(want - 1, spare))
+            self.known.add(worker)
             self.admissions += granted
             self.running[worker] += granted
 
@@ -102,12 +107,14 @@ class Ledger(RuleBasedStateMachine):
         made = min(made, self.running[worker])
         vain = min(vain, self.running[worker] - made)
         self.desk.offer(worker, [max(FIRST, self.desk.version - age)] * made, vain)
+        self.known.add(worker)
         self.running[worker] -= made + vain
         self.vain += vain
 
     @rule(worker=WORKERS)
     def worker_dies(self, worker: str) -> None:
         self.state.lost(worker)
+        self.known.discard(worker)
         self.vain += self.running[worker]
         self.running[worker] = 0
 

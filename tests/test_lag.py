@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -253,3 +254,22 @@ def test_functions_that_wait_for_work_from_the_trainer_hand_in_what_they_have(en
             questions.enqueue_many([start, start + 1, start + 2])
             batch = batches.next(timeout=LIMIT)
             assert sorted(batch.data) == [start, start + 1, start + 2]
+
+
+@beside
+def test_a_worker_is_admitted_to_an_item_while_it_makes_the_one_before(
+    engine: str, tmp_path: Path
+) -> None:
+    def gated(gate: str) -> Iterator[Any]:
+        yield 0
+        until(lambda: os.path.exists(gate))
+        yield from range(1, 100)
+
+    gate = tmp_path / "gate"
+    with quiet(1, engine) as cluster:
+        batches = cluster.collect(gated, str(gate), batch_size=3)
+        until(lambda: batches.stats()["stored"] == 1)
+        until(lambda: batches.stats()["running"] == 2)
+        gate.touch()
+        assert batches.next(timeout=LIMIT).data.tolist() == [0, 1, 2]
+        assert accounted(batches.stats())

@@ -222,8 +222,8 @@ def test_a_wait_that_timed_out_goes_on_with_the_same_round_and_says_whose_turn_i
         asked_at = policy.version
         batches = cluster.collect(gated, policy, str(gate), batch_size=2, schedule="lockstep")
         said = (
-            r"^next batch of 'gated-1': \d of 2 items are there, \d are being made; it is the turn"
-            r" of (worker:0, )?worker:1; members: "
+            r"^next batch of 'gated-1': \d of 2 items are there, \d more are admitted; it is the"
+            r" turn of (worker:0, )?worker:1; members: "
         )
         for timeout in (0.1, 0, 0.1):
             with pytest.raises(TimedOut, match=said):

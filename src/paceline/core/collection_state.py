@@ -57,7 +57,9 @@ class CollectionState(Schedule):
             room = 0
         if self.trainer_waits:
             room = max(room, self.batch_size - self.queue.size - self.running)
-        return room
+        # One for each of the others, who may ask next, before a second one for this one.
+        others = len(self._outstanding.keys() - {worker})
+        return min(room, 1 + max(0, room - 1 - others))
 
     def next(self, *, retry: bool) -> tuple[list[Run], list[int]] | NotYet:
         """The trainer's next batch, and the lag of each run. `retry`: still the same ask.

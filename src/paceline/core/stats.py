@@ -83,7 +83,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class CollectionStats(QueueStats):
-    """A collection's counters; `running` items are being made, `started` admitted in all.
+    """A collection's counters; of `started` admitted items `running` are not handed in.
 
     `version` is the count of the version that lag is measured against; `None` without stamps.
     """

@@ -150,7 +150,7 @@ class CollectionDesk(Desk):
             whose = f"; it is the turn of {', '.join(state.owing)}" if state.owing else ""
             return (
                 f"next batch of '{request.name}': {state.queue.size} of {state.batch_size} items"
-                f" are there, {state.running} are being made{whose}; {self._service.who()}"
+                f" are there, {state.running} more are admitted{whose}; {self._service.who()}"
             )
 
         key = ("batch", request.name)

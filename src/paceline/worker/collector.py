@@ -24,6 +24,10 @@ from paceline.worker.line import Collect
 QUICK = 0.002
 """Seconds: a worker that makes all the items it may have ahead in less has them ahead."""
 
+SOON = 0.05
+"""Seconds: a worker whose items take less is admitted to the next while it makes one. Where they
+take longer, another one could have begun it, and the round trip is nothing beside them."""
+
 
 class Collector:
     """Runs one generator function and offers its items, starting each only when admitted."""
@@ -94,10 +98,13 @@ class Collector:
     @property
     def _ahead(self) -> int:
         """How many items to have admitted at a time; one where items take long."""
-        return self._job.ahead if self._longest * self._job.ahead < QUICK else 1
+        if self._longest * self._job.ahead < QUICK:
+            return self._job.ahead
+        return 2 if self._longest < SOON and self._waits and not self._lockstep else 1
 
     def _admitted(self) -> Generator[bool, None, None]:
-        self._settle()
+        if self._credits == 0:
+            self._settle()
         while self._credits == 0:
             self._offer(self._ahead)
             self._settle()
