@@ -27,15 +27,16 @@ FLOORS: dict[str, int] = {
         2: "server connection packing placement",
         3: "batches",
         4: "variables queues accumulators counters readers barriers replicas operations",
-        5: "session supervisor ps",
-        6: "worker",
-        7: "collection crew hosting",
-        8: "progress watch",
-        9: "cluster",
-        10: "paceline",  # the public names: only entry points may take them from there
-        11: "testing demo",
-        12: "cli",
-        13: "__main__",
+        5: "resources",
+        6: "session supervisor ps",
+        7: "worker",
+        8: "collection crew hosting",
+        9: "progress watch",
+        10: "cluster",
+        11: "paceline",  # the public names: only entry points may take them from there
+        12: "testing demo",
+        13: "cli",
+        14: "__main__",
     }.items()
     for room in rooms.split()
 }

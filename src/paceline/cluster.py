@@ -29,7 +29,7 @@ from paceline.crew.crew import Crew
 from paceline.hosting import hosting, limits, preflight
 from paceline.progress import Mode
 from paceline.progress import progress as display
-from paceline.session import CAPACITY_BYTES
+from paceline.resources import CAPACITY_BYTES
 from paceline.variables import Variable
 from paceline.watch import Watch
 from paceline.worker.line import Collect

@@ -21,6 +21,7 @@ from paceline.core.errors import (
     TimedOut,
     WouldBlock,
 )
+from paceline.core.tree import Array
 from paceline.transports.base import Arena, Buffers, Channel, Frame, Line, Memory
 
 R = TypeVar("R")
@@ -84,6 +85,8 @@ class Connection:
         """Called before each request that the server may keep waiting."""
         self.explain: Callable[[], str | None] | None = None
         """Asked once for what became of the server, when the connection has broken."""
+        self.board: Array | None = None
+        """The words that say which versions are current, where memory is shared with the server."""
         self.in_lockstep = False
         """Whether the server may answer reads with other versions than the current ones."""
         self._channel = channel

@@ -5,31 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from typing import Any, TypeVar, overload
-
-import numpy as np
+from typing import Any
 
 from paceline.connection import Connection
-from paceline.connection import memory as buffer
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
-from paceline.core.errors import Disconnected, FunctionError, PacelineError, SchemaError, TimedOut
-from paceline.core.numbers import whole
-from paceline.core.tree import Array
-from paceline.packing import pack
-from paceline.queues import Queue
+from paceline.core.errors import Disconnected, FunctionError, PacelineError, TimedOut
+from paceline.resources import Resources
 from paceline.server.loop import LocalServer
-from paceline.transports.base import Address, Buffers, Channel, transport
-from paceline.variables import Variable
-
-T = TypeVar("T")
-
-CAPACITY_BYTES = 1 << 30
-_UNSET: Any = object()
+from paceline.transports.base import Address, Channel, transport
 
 
-class Session(Closing):
+class Session(Resources, Closing):
     """A session on the server at `target`; without a target it is private and shares nothing.
 
     Any number of threads may use one session; a call that waits never holds up another thread's.
@@ -67,7 +55,6 @@ class Session(Closing):
             self._connection, joined = _reach(Address.parse(target), secret, limit, join)
         self._connection.outlive(joined, token)
         self.task = f"{job}:{joined.index}"
-        self._board: Array | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -81,102 +68,8 @@ class Session(Closing):
         """The line that everything of this session speaks over."""
         return self._connection
 
-    @overload
-    def variable(self, name: str, *, timeout: float | None = 60.0) -> Variable[Any]: ...
-
-    @overload
-    def variable(
-        self,
-        name: str,
-        value: T,
-        *,
-        overwrite: bool = False,
-        memory: int | None = None,
-        timeout: float | None = 60.0,
-    ) -> Variable[T]: ...
-
-    def variable(
-        self,
-        name: str,
-        value: Any = _UNSET,
-        *,
-        overwrite: bool = False,
-        memory: int | None = None,
-        timeout: float | None = 60.0,
-    ) -> Variable[Any]:
-        """The variable of that name. Whoever first gives it a value initialises it.
-
-        A value given later is not taken, unless told to `overwrite`; its structure must agree.
-        Without a value this waits until somebody has initialised the variable.
-
-        With `memory`, the versions that are stored, and the one about to be, take that many bytes
-        at most: the current version, tagged ones, and those that a reader on the server's host
-        still looks at. `assign` and `assign_add` then wait until there is room. Not counted are
-        what a process has copied for itself, a new tree while it waits for room, and the memory
-        that a writer keeps to use it again.
-
-        Raises:
-            SchemaError: it exists with another structure or bound, the message says where they
-                differ; or the bound is too small for two versions.
-            TimedOut: nobody initialised it, or made room, within `timeout` seconds.
-            OutOfMemory: as `Variable.assign`.
-        """
-        limit = checked_timeout(timeout)
-        name = _named("variable", name)
-        if value is _UNSET:
-            if memory is not None:
-                raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
-            request = m.Await(name, limit)
-            defined, buffers = self._connection.exchange(request, timeout=limit)
-        else:
-            defined, buffers = self._define(name, value, overwrite, memory, limit)
-        board = buffer(buffers)
-        if board is not None:
-            self._board = board.lasting().view(np.int64)
-        word = None if self._board is None else self._board[defined.word : defined.word + 1]
-        return Variable(self._connection, name, word, bounded=defined.bounded)
-
-    def _define(
-        self, name: str, value: Any, overwrite: bool, bound: int | None, limit: float | None
-    ) -> tuple[m.Defined, Buffers]:
-        if bound is not None:
-            bound = whole(bound, f"variable '{name}': memory", hint=" bytes")
-        head, block = pack(self._connection.arena, value, f"variable '{name}'")
-        request = m.Define(name, head, overwrite, bound, limit)
-        # Only what replaces another version may have to wait for room.
-        patience = limit if overwrite else 0.0
-        return self._connection.exchange(request, [block], patience)
-
-    def queue(
-        self,
-        name: str,
-        capacity: int | None = None,
-        *,
-        capacity_bytes: int = CAPACITY_BYTES,
-        per_producer: int | None = None,
-        timeout: float | None = 60.0,
-    ) -> Queue[Any]:
-        """The queue of that name: made with `capacity`, or waited for without one.
-
-        It holds at most `capacity` items and `capacity_bytes` bytes. With `per_producer`, each
-        session may have at most that many items in it that were accepted and are not delivered
-        yet: its next enqueue waits for a consumer, and no other session waits behind it.
-
-        Raises:
-            SchemaError: it exists with another definition; the message shows both.
-            TimedOut: nobody made it within `timeout` seconds.
-        """
-        limit = checked_timeout(timeout)
-        name = _named("queue", name)
-        if capacity is None:
-            found = self._connection.call(m.FindQueue(name, limit), timeout=limit).content
-            return Queue(self._connection, name, *found)
-        capacity = whole(capacity, f"queue '{name}': capacity")
-        capacity_bytes = whole(capacity_bytes, f"queue '{name}': capacity_bytes")
-        if per_producer is not None:
-            per_producer = whole(per_producer, f"queue '{name}': per_producer", hint=", or None")
-        self._connection.call(m.DefineQueue(name, capacity, capacity_bytes, per_producer))
-        return Queue(self._connection, name, capacity, capacity_bytes, per_producer)
+    def home(self, kind: str, name: str) -> Connection:
+        return self._connection
 
     def resources(self) -> dict[str, Any]:
         """What is shared: variables with their versions, queues with their counters, members."""
@@ -242,12 +135,6 @@ def _joined(connection: Connection, join: m.Join) -> m.Joined:
     except BaseException:
         connection.close()
         raise
-
-
-def _named(kind: str, name: Any) -> str:
-    if not isinstance(name, str):
-        raise SchemaError(f"the name of a {kind} is a str, not {name!r}")
-    return name
 
 
 def _nobody(address: Address, waited: float, error: PacelineError) -> PacelineError:

@@ -1,0 +1,141 @@
+"""What sessions share, by name: found or made on the server that is its home."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from paceline.connection import Connection
+from paceline.connection import memory as buffer
+from paceline.core import messages as m
+from paceline.core.clock import checked_timeout
+from paceline.core.errors import SchemaError
+from paceline.core.numbers import whole
+from paceline.packing import pack
+from paceline.queues import Queue
+from paceline.transports.base import Buffers
+from paceline.variables import Variable
+
+T = TypeVar("T")
+
+CAPACITY_BYTES = 1 << 30
+_UNSET: Any = object()
+
+
+class Resources(ABC):
+    """A session's way to what all sessions share."""
+
+    @abstractmethod
+    def home(self, kind: str, name: str) -> Connection:
+        """The line to the server that has the resource of that kind and name."""
+
+    @overload
+    def variable(self, name: str, *, timeout: float | None = 60.0) -> Variable[Any]: ...
+
+    @overload
+    def variable(
+        self,
+        name: str,
+        value: T,
+        *,
+        overwrite: bool = False,
+        memory: int | None = None,
+        timeout: float | None = 60.0,
+    ) -> Variable[T]: ...
+
+    def variable(
+        self,
+        name: str,
+        value: Any = _UNSET,
+        *,
+        overwrite: bool = False,
+        memory: int | None = None,
+        timeout: float | None = 60.0,
+    ) -> Variable[Any]:
+        """The variable of that name. Whoever first gives it a value initialises it.
+
+        A value given later is not taken, unless told to `overwrite`; its structure must agree.
+        Without a value this waits until somebody has initialised the variable.
+
+        With `memory`, the versions that are stored, and the one about to be, take that many bytes
+        at most: the current version, tagged ones, and those that a reader on the server's host
+        still looks at. `assign` and `assign_add` then wait until there is room. Not counted are
+        what a process has copied for itself, a new tree while it waits for room, and the memory
+        that a writer keeps to use it again.
+
+        Raises:
+            SchemaError: it exists with another structure or bound, the message says where they
+                differ; or the bound is too small for two versions.
+            TimedOut: nobody initialised it, or made room, within `timeout` seconds.
+            OutOfMemory: as `Variable.assign`.
+        """
+        limit = checked_timeout(timeout)
+        home = self.home("variable", _named("variable", name))
+        if value is _UNSET:
+            if memory is not None:
+                raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
+            request = m.Await(name, limit)
+            defined, buffers = home.exchange(request, timeout=limit)
+        else:
+            defined, buffers = _defined(home, name, value, overwrite, memory, limit)
+        board = buffer(buffers)
+        if board is not None:
+            home.board = board.lasting().view(np.int64)
+        word = None if home.board is None else home.board[defined.word : defined.word + 1]
+        return Variable(home, name, word, bounded=defined.bounded)
+
+    def queue(
+        self,
+        name: str,
+        capacity: int | None = None,
+        *,
+        capacity_bytes: int = CAPACITY_BYTES,
+        per_producer: int | None = None,
+        timeout: float | None = 60.0,
+    ) -> Queue[Any]:
+        """The queue of that name: made with `capacity`, or waited for without one.
+
+        It holds at most `capacity` items and `capacity_bytes` bytes. With `per_producer`, each
+        session may have at most that many items in it that were accepted and are not delivered
+        yet: its next enqueue waits for a consumer, and no other session waits behind it.
+
+        Raises:
+            SchemaError: it exists with another definition; the message shows both.
+            TimedOut: nobody made it within `timeout` seconds.
+        """
+        limit = checked_timeout(timeout)
+        home = self.home("queue", _named("queue", name))
+        if capacity is None:
+            found = home.call(m.FindQueue(name, limit), timeout=limit).content
+            return Queue(home, name, *found)
+        capacity = whole(capacity, f"queue '{name}': capacity")
+        capacity_bytes = whole(capacity_bytes, f"queue '{name}': capacity_bytes")
+        if per_producer is not None:
+            per_producer = whole(per_producer, f"queue '{name}': per_producer", hint=", or None")
+        home.call(m.DefineQueue(name, capacity, capacity_bytes, per_producer))
+        return Queue(home, name, capacity, capacity_bytes, per_producer)
+
+
+def _defined(
+    home: Connection,
+    name: str,
+    value: Any,
+    overwrite: bool,
+    bound: int | None,
+    limit: float | None,
+) -> tuple[m.Defined, Buffers]:
+    if bound is not None:
+        bound = whole(bound, f"variable '{name}': memory", hint=" bytes")
+    head, block = pack(home.arena, value, f"variable '{name}'")
+    request = m.Define(name, head, overwrite, bound, limit)
+    # Only what replaces another version may have to wait for room.
+    patience = limit if overwrite else 0.0
+    return home.exchange(request, [block], patience)
+
+
+def _named(kind: str, name: Any) -> str:
+    if not isinstance(name, str):
+        raise SchemaError(f"the name of a {kind} is a str, not {name!r}")
+    return name
