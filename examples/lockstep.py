@@ -71,7 +71,11 @@ def train(engine, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--engine", action="append", help="serial, threads or processes; or all")
+    parser.add_argument(
+        "--engine",
+        action="append",
+        help="one of serial, threads, processes; may be repeated; all three if left out",
+    )
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
