@@ -28,7 +28,7 @@ class Resources(ABC):
     """A session's way to what all sessions share."""
 
     @abstractmethod
-    def home(self, kind: str, name: str) -> Connection:
+    def _home(self, kind: str, name: str) -> Connection:
         """The line to the server that has the resource of that kind and name."""
 
     @overload
@@ -72,7 +72,7 @@ class Resources(ABC):
             OutOfMemory: as `Variable.assign`.
         """
         limit = checked_timeout(timeout)
-        home = self.home("variable", _named("variable", name))
+        home = self._home("variable", _named("variable", name))
         if value is _UNSET:
             if memory is not None:
                 raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
@@ -106,7 +106,7 @@ class Resources(ABC):
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
-        home = self.home("queue", _named("queue", name))
+        home = self._home("queue", _named("queue", name))
         if capacity is None:
             found = home.call(m.FindQueue(name, limit), timeout=limit).content
             return Queue(home, name, *found)

@@ -68,7 +68,7 @@ class Session(Resources, Closing):
         """The line that everything of this session speaks over."""
         return self._connection
 
-    def home(self, kind: str, name: str) -> Connection:
+    def _home(self, kind: str, name: str) -> Connection:
         return self._connection
 
     def resources(self) -> dict[str, Any]:
