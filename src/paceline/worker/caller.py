@@ -37,7 +37,8 @@ class Caller:
         """Call the function. What it raises is part of the answer.
 
         Raises:
-            Exception: the function's own, where the server is gone, and this worker of no use.
+            SystemExit, KeyboardInterrupt: the function's own; they end whoever calls.
+            BaseException: the function's own, where the server is gone, and this worker of no use.
         """
         worker = self._worker
         worker.begin(ask.number)
@@ -46,13 +47,14 @@ class Caller:
             given = () if ask.input is None else (self._resolved(ask.input),)
             if ask.timed:
                 worker.tell(Began(ask.number))
-            result = fn(*given, *resources, **keywords(fn, worker))
-        except Exception as e:
+            return _packed(ask.number, fn(*given, *resources, **keywords(fn, worker)))
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as e:
             if not worker.session.connection.alive():
                 raise
             kind = "WouldBlock" if isinstance(e, WouldBlock) else "TaskFailed"
             return Answer(ask.number, error=(kind, told(e)))
-        return _packed(ask.number, result)
 
     def _function(self, key: bytes) -> tuple[Any, tuple[Any, ...]]:
         if key not in self._loaded:

@@ -1,0 +1,59 @@
+"""Calls that end oddly: whatever users' code does, its own call fails and the cluster goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from clusters import LIMIT, every_engine, quiet
+
+import paceline
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+# A name by which reprlib takes it for another type.
+
+
+class Panic(BaseException):
+    """As those that extension modules in Rust raise."""
+
+
+@every_engine
+@pytest.mark.parametrize("kind", [Panic, GeneratorExit])
+def test_what_is_no_exception_by_its_class_fails_its_call_all_the_same(
+    engine: str, kind: type[BaseException]
+) -> None:
+    def panics(x: int) -> None:
+        raise kind("lost")
+
+    with quiet(1, engine) as cluster:
+        with pytest.raises(paceline.TaskFailed, match=rf"(?s)^panics\(1\) .*{kind.__name__}: lost"):
+            cluster.submit(panics, 1).result(LIMIT)
+        assert cluster.map(same, [3]) == [3]
+        assert [worker.starts for worker in cluster.stats().workers] == [1]
+
+
+class Odd(Mapping[str, int]):
+    def __getitem__(self, key: str) -> int:
+        raise RuntimeError("lost its file")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("lost its file")
+
+    def __len__(self) -> int:
+        return 1
+
+
+@every_engine
+def test_a_result_that_breaks_when_it_is_looked_at_fails_its_own_call_alone(engine: str) -> None:
+    with quiet(1, engine) as cluster:
+        with pytest.raises(paceline.TaskFailed, match=r"(?s)^<lambda>\(1\) .*lost its file$"):
+            cluster.submit(lambda x: {"a": Odd()}, 1).result(LIMIT)
+        assert cluster.map(same, [3]) == [3]
+        assert [worker.starts for worker in cluster.stats().workers] == [1]
