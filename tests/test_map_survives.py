@@ -17,7 +17,33 @@ def same(x: Any) -> Any:
     return x
 
 
+def fails(x: Any) -> None:
+    raise ValueError("no")
+
+
+def _not_here() -> None:
+    raise RuntimeError("not here")
+
+
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return _not_here, ()
+
+
 # A name by which reprlib takes it for another type.
+array = type("array", (), {"__module__": __name__})
+
+
+@every_engine
+@pytest.mark.parametrize("odd", [Unloadable(), array(), 10**5000], ids=["load", "name", "digits"])
+def test_an_input_that_cannot_be_shown_fails_its_own_call_alone(engine: str, odd: Any) -> None:
+    with quiet(1, engine) as cluster:
+        with pytest.raises(
+            paceline.TaskFailed,
+            match=r"^fails\(<an input that cannot be shown: \w+>\) raised in worker:0:\nTraceback",
+        ):
+            cluster.submit(fails, odd).result(LIMIT)
+        assert cluster.map(same, [3]) == [3]
 
 
 class Panic(BaseException):

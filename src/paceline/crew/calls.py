@@ -7,6 +7,7 @@ import itertools
 import reprlib
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,7 +63,11 @@ class Asked:
     def __str__(self) -> str:
         if self.input is None:
             return self.function.name
-        return f"{self.function.name}({' '.join(_shown.repr(self.value()).split())})"
+        try:
+            shown = " ".join(_shown.repr(self.value()).split())
+        except Exception as e:  # of the user's: loading it and its repr run the input's own code
+            shown = f"<an input that cannot be shown: {type(e).__name__}>"
+        return f"{self.function.name}({shown})"
 
 
 class Calls:
@@ -177,8 +182,10 @@ class Calls:
 
     def fail(self, error: PacelineError, *, call: Call | None = None) -> None:
         """End a call, or every one, with an error."""
-        for each in [call] if call is not None else self._state.end():
-            self._fail(each, type(error)(f"{self._asked[each.number]}: {error}"))
+        if call is None:
+            self._state.end()
+        for each in list(self._asked.values()) if call is None else [self._asked[call.number]]:
+            self._fail(each.call, type(error)(f"{each}: {error}"))
 
     def fail_those_of(self, worker: int, error: PacelineError) -> None:
         """End the calls that wait for one worker alone."""
@@ -208,7 +215,8 @@ class Calls:
     def _fail(self, call: Call, error: PacelineError) -> None:
         asked = self._asked.pop(call.number)
         if asked.input is not None:
-            error.input = asked.value()
+            with suppress(Exception):  # the input's own, as it is loaded
+                error.input = asked.value()
         self._settled.append((asked.future, None, error))
 
     def _named(self, worker: int) -> str:
