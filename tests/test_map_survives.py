@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,3 +84,40 @@ def test_a_result_that_breaks_when_it_is_looked_at_fails_its_own_call_alone(engi
             cluster.submit(lambda x: {"a": Odd()}, 1).result(LIMIT)
         assert cluster.map(same, [3]) == [3]
         assert [worker.starts for worker in cluster.stats().workers] == [1]
+
+
+def test_in_one_thread_no_call_begins_once_another_has_failed() -> None:
+    begun: list[int] = []
+    with quiet(2, "serial") as cluster:
+        cluster_fails = _noting(begun, ValueError("no"))
+        with pytest.raises(paceline.TaskFailed):
+            cluster.map(cluster_fails, range(8))
+        assert len(begun) <= 2
+        assert cluster.stats().calls["worker"].waiting == 0
+        # Nothing of it is left in the way of a collection either.
+        cluster.collect(lambda: iter([1]), batch_size=1).close()
+
+
+def test_after_a_ctrl_c_in_one_thread_nothing_of_the_interrupted_map_is_called() -> None:
+    begun: list[int] = []
+    with quiet(1, "serial") as cluster:
+        with pytest.raises(KeyboardInterrupt):
+            cluster.map(_noting(begun, KeyboardInterrupt()), range(8))
+        assert begun == [0]
+        assert cluster.map(same, [3]) == [3]
+        assert begun == [0]
+
+
+_NOTES: dict[int, list[int]] = {}
+
+
+def _noting(begun: list[int], error: BaseException) -> Any:
+    """A function that notes what it is called with, in this process, and raises."""
+    _NOTES[id(begun)] = begun
+    key, module, kind = id(begun), __name__, type(error)
+
+    def noting(x: int) -> None:
+        sys.modules[module]._NOTES[key].append(x)
+        raise kind
+
+    return noting

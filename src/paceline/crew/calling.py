@@ -57,26 +57,31 @@ class Calling:
             Refused: the workers of that job collect.
             Closed, Disconnected: the cluster has ended.
         """
-        with self._care.lock:
-            self._care.check(function.name)
-            self._check_free(job, function)
-            asked = [
-                self._calls[job].add(
-                    function, each, timeout=timeout, retries=retries, only=n if pinned else None
-                )
-                for n, each in enumerate(inputs)
-            ]
-            self._put_to_work(job)
-        if not self._care.concurrent:
-            self._drive_until_done(asked)
+        asked: list[Asked] = []
+        try:
+            with self._care.lock:
+                self._care.check(function.name)
+                self._check_free(job, function)
+                for n, each in enumerate(inputs):
+                    only = n if pinned else None
+                    asked.append(
+                        self._calls[job].add(
+                            function, each, timeout=timeout, retries=retries, only=only
+                        )
+                    )
+                self._put_to_work(job)
+            if not self._care.concurrent:
+                self._drive_until_done(asked)
+        except BaseException:
+            # Interrupted: nobody will ever hold these calls.
+            self.give_up(job, asked)
+            raise
         return asked
 
     def give_up(self, job: str, asked: Sequence[Asked]) -> None:
         """Nobody waits for these calls any more: what runs of them ends within seconds."""
         with self._care.lock:
             for each in asked:
-                if each.future.cancel():
-                    continue
                 worker = self._calls[job].give_up(each)
                 if worker is not None:
                     seat = self._care.of(job)[worker]
@@ -154,8 +159,13 @@ class Calling:
                     seat.send(message)
 
     def _drive_until_done(self, asked: Sequence[Asked]) -> None:
-        """Where everything shares this thread, calls have been made when they are asked for."""
+        """Where everything shares this thread, calls are made as they are asked for.
+
+        As elsewhere, none begins once another of them has failed.
+        """
         for each in asked:
             while not each.future.done():
                 if not self._care.drive():
                     raise WouldBlock(f"{each}: no worker can go on")
+            if each.future.cancelled() or each.future.exception() is not None:
+                return

@@ -177,7 +177,10 @@ class Calls:
         if asked.call.number not in self._asked:
             return None
         worker = self._state.cancel(asked.call)
-        self._fail(asked.call, errors.Closed(f"{asked}: given up, as another call failed"))
+        if asked.future.cancel():
+            del self._asked[asked.call.number]
+        else:
+            self._fail(asked.call, errors.Closed(f"{asked}: given up, as another call failed"))
         return worker
 
     def fail(self, error: PacelineError, *, call: Call | None = None) -> None:
