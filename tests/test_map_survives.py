@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import LIMIT, every_engine, quiet
+from calls import Call
+from clusters import LIMIT, beside, every_engine, quiet
 
 import paceline
 
@@ -121,3 +126,74 @@ def _noting(begun: list[int], error: BaseException) -> Any:
         raise kind
 
     return noting
+
+
+def _held(cluster: paceline.Cluster, gate: Path, hang: Any) -> None:
+    """Hang something on a future that ends only afterwards."""
+    os.mkfifo(gate)
+    future = cluster.submit(lambda path: Path(path).read_text(), str(gate))
+    future.add_done_callback(hang)
+    gate.write_text("go")
+
+
+@beside
+def test_a_callback_that_exits_ends_no_thread_of_the_clusters(engine: str, tmp_path: Path) -> None:
+    called = threading.Event()
+
+    def leave(future: Future[Any]) -> None:
+        called.set()
+        sys.exit(4)
+
+    with quiet(1, engine) as cluster:
+        _held(cluster, tmp_path / "gate", leave)
+        assert called.wait(LIMIT)
+        assert cluster.submit(same, 3).result(LIMIT) == 3
+
+
+@beside
+@pytest.mark.parametrize("what", ["map", "run"])
+def test_a_callback_that_would_wait_for_its_own_thread_is_told(
+    engine: str, what: str, tmp_path: Path
+) -> None:
+    outcome: Future[Any] = Future()
+
+    def more(future: Future[Any]) -> None:
+        try:
+            cluster.map(same, [1]) if what == "map" else cluster.run(lambda: 1)
+            outcome.set_result(None)
+        except BaseException as e:
+            outcome.set_exception(e)
+
+    with quiet(1, engine) as cluster:
+        _held(cluster, tmp_path / "gate", more)
+        with pytest.raises(paceline.WouldBlock, match=r"a callback of a future cannot wait"):
+            outcome.result(LIMIT)
+        assert cluster.submit(same, 3).result(LIMIT) == 3
+
+
+@every_engine
+@pytest.mark.parametrize("what", ["map", "submit", "run"])
+def test_a_forked_process_is_told_that_the_cluster_is_not_its_own(engine: str, what: str) -> None:
+    def ask() -> Any:
+        if what == "run":
+            return cluster.run(lambda: 1)
+        return cluster.map(same, [1]) if what == "map" else cluster.submit(same, 1)
+
+    with quiet(1, engine) as cluster:
+        assert cluster.map(same, [1]) == [1]
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                text = repr(Call(ask).outcome())
+            except BaseException as e:
+                text = f"{type(e).__name__}: {e}"
+            os.write(writing, text.encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as lines:
+            text = lines.read()
+        os.waitpid(child, 0)
+        assert f"Disconnected: {'<lambda>' if what == 'run' else 'same'}: this cluster " in text
+        assert f"belongs to process {os.getpid()}; a forked process launches one of its own" in text
+        assert cluster.map(same, [2]) == [2]

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, Literal
@@ -289,7 +289,7 @@ class Cluster(Closing):
         futures = [each.future for each in asked]
         try:
             with self._account.spent_on(CALLS):
-                wait(futures, return_when=FIRST_EXCEPTION)
+                self._crew.calling.wait(asked)
             for future in futures:
                 if future.done():
                     future.result()

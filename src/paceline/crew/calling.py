@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 
 from paceline.core.errors import PacelineError, Refused, WouldBlock
 from paceline.core.stats import CallStats
@@ -57,6 +58,7 @@ class Calling:
             Refused: the workers of that job collect.
             Closed, Disconnected: the cluster has ended.
         """
+        self._care.check(function.name)
         asked: list[Asked] = []
         try:
             with self._care.lock:
@@ -77,6 +79,20 @@ class Calling:
             self.give_up(job, asked)
             raise
         return asked
+
+    def wait(self, asked: Sequence[Asked]) -> None:
+        """Wait until all calls are done, or one has failed.
+
+        Raises:
+            WouldBlock: this is the thread that hands out what is waited for.
+        """
+        futures = [each.future for each in asked]
+        if self._care.is_here and not all(future.done() for future in futures):
+            raise WouldBlock(
+                f"{asked[0]}: a callback of a future cannot wait for other calls, which end on its"
+                " own thread; use submit there, or wait elsewhere"
+            )
+        wait(futures, return_when=FIRST_EXCEPTION)
 
     def give_up(self, job: str, asked: Sequence[Asked]) -> None:
         """Nobody waits for these calls any more: what runs of them ends within seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -58,6 +59,7 @@ class Crew(Listener, Care):
         self.lock = threading.RLock()
         # The engine's thread only notes and wakes; it never waits for the lock.
         self._wake = threading.Event()
+        self._process = os.getpid()
         self._ended: PacelineError | None = None
         self._thread: threading.Thread | None = None
 
@@ -80,6 +82,10 @@ class Crew(Listener, Care):
     @property
     def concurrent(self) -> bool:
         return self._engine.concurrent
+
+    @property
+    def is_here(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def count(self, job: str) -> int:
         """How many workers a job has."""
@@ -116,7 +122,7 @@ class Crew(Listener, Care):
     def close(self) -> None:
         """Restart nobody from now on. The engine ends the workers. Idempotent."""
         self._stand_down(Closed("the cluster is closed"))
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self.is_here:
             self._thread.join()
         self._end_calls()
         for seat in self.seats:
@@ -130,6 +136,11 @@ class Crew(Listener, Care):
         self._wake.set()
 
     def check(self, what: str) -> None:
+        if os.getpid() != self._process:
+            raise Disconnected(
+                f"{what}: this cluster belongs to process {self._process}; a forked process"
+                " launches one of its own"
+            )
         if self._ended is not None:
             raise type(self._ended)(f"{what}: {self._ended}")
 
@@ -182,7 +193,7 @@ class Crew(Listener, Care):
             self._wake.clear()
             try:
                 limit = self._catch_up()
-            except Exception as e:
+            except BaseException as e:
                 # Nobody would look after the workers any more: whoever asks next must hear of it.
                 _log.exception("the supervision of the workers failed")
                 error = WorkerFailed(f"the supervision of the workers failed: {e!r}")
@@ -198,7 +209,17 @@ class Crew(Listener, Care):
         assert self._ended is not None
         with self.lock:
             self.calling.end(self._ended)
-        self.calling.settle()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Give futures what they are to have; what users hang on them ends no thread of ours."""
+        while True:
+            try:
+                return self.calling.settle()
+            except BaseException:
+                if not self.is_here:
+                    raise
+                _log.exception("a callback of a future failed")
 
     def _catch_up(self) -> float | None:
         """Handle what was noted and start who is due; seconds until somebody will be."""
@@ -211,7 +232,7 @@ class Crew(Listener, Care):
                 if seat.due is not None and seat.due <= now and self._ended is None:
                     self.start(seat)
             dues += [seat.due for seat in self.seats if seat.due is not None]
-        self.calling.settle()
+        self._settle()
         return max(0.0, min(dues) - now) if dues else None
 
     def _start(self, seat: Seat) -> None:

@@ -76,6 +76,11 @@ class Care(ABC):
     def concurrent(self) -> bool:
         """Whether workers run beside the caller."""
 
+    @property
+    @abstractmethod
+    def is_here(self) -> bool:
+        """Whether the caller is on the thread that looks after the seats."""
+
     @abstractmethod
     def drive(self) -> bool:
         """Where workers share the caller's thread: let each go on a step; whether any did."""
