@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from calls import Call
-from clusters import LIMIT, beside, every_engine, quiet
+from clusters import LIMIT, beside, every_engine, quiet, until
 
 import paceline
 
@@ -197,3 +198,27 @@ def test_a_forked_process_is_told_that_the_cluster_is_not_its_own(engine: str, w
         assert f"Disconnected: {'<lambda>' if what == 'run' else 'same'}: this cluster " in text
         assert f"belongs to process {os.getpid()}; a forked process launches one of its own" in text
         assert cluster.map(same, [2]) == [2]
+
+
+def _slow(x: int) -> int:
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 0.02)
+    return x
+
+
+def test_a_worker_that_cannot_start_is_tried_once_for_each_map_beyond_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'worker:0' in sys.orig_argv:\n"
+        f"    open({str(tmp_path / 'starts')!r}, 'a').write('.')\n"
+        "    os._exit(9)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with quiet(2, restarts=0) as cluster:
+        assert cluster.map(_slow, range(100)) == list(range(100))
+        assert cluster.map(_slow, range(100)) == list(range(100))
+        with pytest.raises(paceline.WorkerFailed, match=r"its budget is restarts=0"):
+            cluster.run(lambda: 1)
+    assert len((tmp_path / "starts").read_bytes()) <= 4

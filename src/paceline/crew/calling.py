@@ -71,6 +71,8 @@ class Calling:
                             function, each, timeout=timeout, retries=retries, only=only
                         )
                     )
+                if asked:
+                    self._start_again(job)
                 self._put_to_work(job)
             if not self._care.concurrent:
                 self._drive_until_done(asked)
@@ -162,14 +164,18 @@ class Calling:
                     " as in workers={'actor': 8, 'eval': 1}"
                 )
 
+    def _start_again(self, job: str) -> None:
+        """Give workers that had nothing to do, or whose budget was spent, another chance."""
+        for seat in self._care.of(job):
+            if seat.free and seat.hopeless:
+                self._care.start(seat)
+
     def _put_to_work(self, job: str) -> None:
         """Give workers that have nothing to do a call each."""
         calls = self._calls[job]
         if not calls.waiting:
             return
         for seat in self._care.of(job):
-            if seat.free and seat.hopeless:
-                self._care.start(seat)
             if seat.free and seat.up:
                 for message in calls.next(seat.index, seat.loaded):
                     seat.send(message)

@@ -271,7 +271,7 @@ class Crew(Listener, Care):
         what = f"{seat.name} {how.told}"
         if self.calling.died(seat, f"{what}{detail}") or expected:
             seat.due = time.monotonic() + self._back_off(seat)
-        elif seat.returned:
+        elif seat.returned and not self.calling.open(seat.job):
             # It has nothing to do; the next work has it started again.
             return
         elif seat.in_lockstep:
