@@ -23,7 +23,7 @@ FLOORS: dict[str, int] = {
     for floor, rooms in {
         -1: "_version",
         0: "core",
-        1: "transports engines adapters checkpoint metrics functions blas",
+        1: "transports engines adapters checkpoint metrics functions blas spec",
         2: "server connection packing placement",
         3: "batches",
         4: "variables queues accumulators counters readers barriers replicas operations",
@@ -71,6 +71,7 @@ PUBLIC_NAMES = [
     "Batch",
     "Closed",
     "Cluster",
+    "ClusterSpec",
     "Collection",
     "Disconnected",
     "FunctionError",

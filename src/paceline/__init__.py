@@ -28,6 +28,7 @@ from paceline.core.errors import (
 from paceline.core.stats import Stats
 from paceline.queues import Queue
 from paceline.session import Session
+from paceline.spec import ClusterSpec
 from paceline.variables import Snapshot, Variable
 from paceline.worker.handle import Worker
 
@@ -35,6 +36,7 @@ __all__ = [
     "Batch",
     "Closed",
     "Cluster",
+    "ClusterSpec",
     "Collection",
     "Disconnected",
     "FunctionError",

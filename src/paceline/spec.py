@@ -1,0 +1,81 @@
+"""A cluster's tasks, from a dict, a file or the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.core.environment import of_content, of_environment
+from paceline.core.errors import SchemaError
+from paceline.core.spec import Spec, Task
+
+
+class ClusterSpec(Spec):
+    """The tasks of a cluster by job and number, and their addresses; it never changes.
+
+    Specs are equal when they have the same tasks at the same addresses; `digest` is a text that is
+    then the same.
+
+    Args:
+        cluster: for each job the list of its tasks' addresses, or a dict of them by task number:
+            `host:port` or `unix:/path`. Job names are free. Or another spec.
+
+    Raises:
+        SchemaError: something in it is none of that; the message says where, and what was found.
+    """
+
+    __slots__ = ("_task",)
+
+    def __init__(
+        self, cluster: Mapping[str, Any] | Spec, *, task: tuple[str, int] | None = None
+    ) -> None:
+        super().__init__(cluster)
+        self._task = cluster.task if isinstance(cluster, ClusterSpec) else None
+        if task is not None:
+            self._task = Task(*task)
+            self.address(*task)
+
+    @property
+    def task(self) -> Task | None:
+        """The job and number of this process, where a file or the environment said so."""
+        return self._task
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> ClusterSpec:
+        """Read a file in TOML, or in JSON if that is how its name ends.
+
+        It has a table `cluster`, and maybe `task` with `type` and `index`, as TF_CONFIG has.
+
+        Raises:
+            OSError: there is no such file.
+            SchemaError: it is malformed; the message has the file, the field and what was found.
+        """
+        path = Path(path)
+        text = path.read_text(encoding="utf-8")
+        try:
+            found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        except ValueError as e:
+            kind = "JSON" if path.suffix == ".json" else "TOML"
+            raise SchemaError(f"{path} is not {kind}: {e}") from None
+        spec, task = of_content(str(path), found)
+        return cls(spec, task=task)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> ClusterSpec:
+        """What `paceline run`, TF_CONFIG or Slurm say of the cluster and of this process.
+
+        TF_CONFIG is JSON: `{"cluster": {job: [addresses]}, "task": {"type": job, "index": n}}`.
+        Under Slurm the ranks of a step become tasks in the order of PACELINE_JOBS (by default
+        `ps=1,chief=1,worker=*`); a rank is at its node, at port PACELINE_PORT (4032) plus its place
+        among the node's ranks, which fill the nodes in order (`--distribution=block`).
+
+        Raises:
+            SchemaError: there is none of these, or one is malformed; the message has the field and
+                what was found.
+        """
+        spec, task = of_environment(os.environ if environment is None else environment)
+        return cls(spec, task=task)
