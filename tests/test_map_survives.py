@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import sys
 import threading
@@ -222,3 +224,31 @@ def test_a_worker_that_cannot_start_is_tried_once_for_each_map_beyond_its_budget
         with pytest.raises(paceline.WorkerFailed, match=r"its budget is restarts=0"):
             cluster.run(lambda: 1)
     assert len((tmp_path / "starts").read_bytes()) <= 4
+
+
+class Broken(io.StringIO):
+    """Where a pipeline's next program has ended, or a disk is full."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError("nobody reads")
+
+
+def _says(x: int) -> int:
+    sys.stdout.write(f"hello {x}\n")
+    return x
+
+
+def test_what_workers_print_and_cannot_be_shown_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "paceline")
+    with quiet(1) as cluster:
+        monkeypatch.setattr(sys, "stdout", Broken())
+        assert cluster.map(_says, [1, 2]) == [1, 2]
+        until(lambda: caplog.messages)
+        with pytest.raises(paceline.WorkerFailed, match="killed its worker once"):
+            cluster.submit(lambda x: os._exit(x), 1, retries=0).result(LIMIT)
+        # Another process was started meanwhile.
+        assert cluster.map(_says, [3]) == [3]
+    lost = [text for text in caplog.messages if "nobody reads" in text]
+    assert lost == ["what workers print cannot be shown, and is lost: nobody reads"]

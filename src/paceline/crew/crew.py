@@ -60,6 +60,7 @@ class Crew(Listener, Care):
         # The engine's thread only notes and wakes; it never waits for the lock.
         self._wake = threading.Event()
         self._process = os.getpid()
+        self._lost_output = False
         self._ended: PacelineError | None = None
         self._thread: threading.Thread | None = None
 
@@ -175,7 +176,12 @@ class Crew(Listener, Care):
         self._note(task, message)
 
     def printed(self, task: Task, line: str, stream: Stream, /) -> None:
-        show(task, line, stream)
+        try:
+            show(task, line, stream)
+        except (OSError, ValueError) as e:  # a broken pipe, a full disk; it is closed
+            if not self._lost_output:
+                self._lost_output = True
+                _log.warning("what workers print cannot be shown, and is lost: %s", e)
 
     def ended(self, task: Task, how: Exit, /) -> None:
         self._note(task, how)
