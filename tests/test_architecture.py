@@ -68,11 +68,13 @@ FILE_LINES = 400
 FUNCTION_LINES = 50
 
 PUBLIC_NAMES = [
+    "Barrier",
     "Batch",
     "Closed",
     "Cluster",
     "ClusterSpec",
     "Collection",
+    "Counter",
     "Disconnected",
     "FunctionError",
     "OutOfMemory",

@@ -5,6 +5,7 @@ newest parameters and send back what happened.
 """
 
 from paceline._version import __version__
+from paceline.barriers import Barrier
 from paceline.batches import Batch
 from paceline.cluster import Cluster
 from paceline.collection import Collection
@@ -26,6 +27,7 @@ from paceline.core.errors import (
     WouldBlock,
 )
 from paceline.core.stats import Stats
+from paceline.counters import Counter
 from paceline.queues import Queue
 from paceline.session import Session
 from paceline.spec import ClusterSpec
@@ -33,11 +35,13 @@ from paceline.variables import Snapshot, Variable
 from paceline.worker.handle import Worker
 
 __all__ = [
+    "Barrier",
     "Batch",
     "Closed",
     "Cluster",
     "ClusterSpec",
     "Collection",
+    "Counter",
     "Disconnected",
     "FunctionError",
     "OutOfMemory",

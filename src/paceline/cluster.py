@@ -68,7 +68,7 @@ class Cluster(Closing):
             127.0.0.1; where everything is in one process there is nothing to reach.
         progress: `live`, `plain`, `quiet`, or `auto`: live on a terminal, plain lines elsewhere.
 
-    Everything of the chief's session is here too: `variable`, `queue`, `resources`.
+    Everything of the chief's session is here too: `variable`, `queue`, `counter`, `resources`, ...
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class Cluster(Closing):
         for warning in preflight(sum(jobs.values()), worker_threads, *limits()):
             _log.warning("%s", warning)
         self._account.enter(BUSY)
-        self.variable = self.session.variable
-        self.queue = self.session.queue
-        self.resources = self.session.resources
+        mine = self.session
+        self.variable, self.queue, self.resources = mine.variable, mine.queue, mine.resources
+        self.counter, self.barrier = mine.counter, mine.barrier
 
     def __repr__(self) -> str:
         return f"<Cluster of {self._crew.alive()} workers, {self._hosting.engine}>"

@@ -7,12 +7,14 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
+from paceline.barriers import Barrier
 from paceline.connection import Connection
 from paceline.connection import memory as buffer
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
+from paceline.counters import Counter, int64
 from paceline.packing import pack
 from paceline.queues import Queue
 from paceline.transports.base import Buffers
@@ -116,6 +118,36 @@ class Resources(ABC):
             per_producer = whole(per_producer, f"queue '{name}': per_producer", hint=", or None")
         home.call(m.DefineQueue(name, capacity, capacity_bytes, per_producer))
         return Queue(home, name, capacity, capacity_bytes, per_producer)
+
+    def counter(self, name: str, start: int | None = 0, *, timeout: float | None = 60.0) -> Counter:
+        """The counter of that name, made at `start` unless it is there.
+
+        With `start=None` it is waited for, and found wherever it started.
+
+        Raises:
+            SchemaError: it exists and started elsewhere; the message shows both.
+            TimedOut: nobody made it within `timeout` seconds.
+        """
+        limit = checked_timeout(timeout)
+        home = self._home("counter", _named("counter", name))
+        if start is not None:
+            start = int64(start, f"counter '{name}': start")
+        found = home.call(m.DefineCounter(name, start, limit), timeout=limit).content
+        return Counter(home, name, found["start"])
+
+    def barrier(self, name: str, n: int | None = None, *, timeout: float | None = 60.0) -> Barrier:
+        """The barrier of that name: made for `n`, or waited for without a number.
+
+        Raises:
+            SchemaError: it exists for another number; the message shows both.
+            TimedOut: nobody made it within `timeout` seconds.
+        """
+        limit = checked_timeout(timeout)
+        home = self._home("barrier", _named("barrier", name))
+        if n is not None:
+            n = whole(n, f"barrier '{name}': n")
+        found = home.call(m.DefineBarrier(name, n, limit), timeout=limit).content
+        return Barrier(home, name, found["n"])
 
 
 def _defined(

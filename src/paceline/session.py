@@ -90,6 +90,10 @@ class Session(Resources, Closing):
             return self.variable(name)
         if kind == "queue":
             return self.queue(name)
+        if kind == "counter":
+            return self.counter(name, None)
+        if kind == "barrier":
+            return self.barrier(name)
         raise FunctionError(f"a {kind} cannot be used in another process than the one that made it")
 
     def close(self) -> None:

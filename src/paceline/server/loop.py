@@ -20,11 +20,12 @@ from paceline.server.queue_desk import QueueDesk
 from paceline.server.service import Finish, Service, Work
 from paceline.server.tag_desk import TagDesk
 from paceline.server.variable_desk import VariableDesk
+from paceline.server.work_desk import BarrierDesk, CounterDesk
 from paceline.transports.base import UNREAD_LIMIT, transport
 from paceline.transports.greeting import LIMIT, Greeting
 from paceline.transports.memory import MemoryChannel
 
-DESKS = (VariableDesk, TagDesk, QueueDesk, CollectionDesk)
+DESKS = (VariableDesk, TagDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk)
 STRANGERS = 256
 RELEASES = 16
 LINGER = 5.0

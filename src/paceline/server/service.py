@@ -22,7 +22,6 @@ from paceline.core.errors import (
     ProtocolError,
     Refused,
     SchemaError,
-    TimedOut,
 )
 from paceline.core.member_state import Member, MemberState
 from paceline.core.tree import Array, decoded
@@ -186,8 +185,8 @@ class Service:
         """Answer with what `attempt` says, now or once `key` has changed.
 
         `behind`: not before those who wait for `key` already, unless each is held back by a bound
-        of its own. `in_vain` is called when the wait ends by its time limit or is cancelled. `then`
-        is given what `attempt` said, and answers.
+        of its own. `in_vain` is called when the wait ends without an answer of `attempt`. `then` is
+        given what `attempt` said, and answers.
 
         Raises:
             ProtocolError: `timeout` is negative or not a number.
@@ -197,7 +196,7 @@ class Service:
         number = frame.request
 
         def finish(result: Any) -> None:
-            if in_vain is not None and isinstance(result, TimedOut):
+            if in_vain is not None and isinstance(result, Exception):
                 in_vain()
             if then is None or isinstance(result, Exception):
                 self.answer(peer, number, result)

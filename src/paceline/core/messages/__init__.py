@@ -67,17 +67,31 @@ from paceline.core.messages.variables import (
     Untag,
     Usage,
 )
+from paceline.core.messages.work import (
+    AbortBarrier,
+    AddToCounter,
+    Arrive,
+    AwaitCounter,
+    DefineBarrier,
+    DefineCounter,
+)
 
 __all__ = [
     "NO_VERSION",
+    "AbortBarrier",
     "Add",
+    "AddToCounter",
+    "Arrive",
     "Assign",
     "Await",
+    "AwaitCounter",
     "Cancel",
     "CloseQueue",
     "CollectionStats",
     "Count",
     "Define",
+    "DefineBarrier",
+    "DefineCounter",
     "DefineQueue",
     "Defined",
     "Delivered",
@@ -160,6 +174,12 @@ Requests: TypeAlias = (
     | Drain
     | Delivered
     | CollectionStats
+    | DefineCounter
+    | AddToCounter
+    | AwaitCounter
+    | DefineBarrier
+    | Arrive
+    | AbortBarrier
 )
 
 encode = msgspec.msgpack.Encoder().encode

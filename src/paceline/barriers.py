@@ -1,0 +1,43 @@
+"""Barriers: where tasks wait for each other."""
+
+from __future__ import annotations
+
+from paceline.connection import Connection
+from paceline.core import messages as m
+from paceline.core.clock import checked_timeout
+
+
+class Barrier:
+    """A meeting of `n` calls of `wait`, round after round; each counts, of whatever task.
+
+    A task that died while it waited, or whose wait timed out, is not in the round any more: when
+    it comes back it arrives anew.
+    """
+
+    def __init__(self, connection: Connection, name: str, n: int) -> None:
+        self.name = name
+        self.n = n
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        return f"<Barrier '{self.name}' of {self.n}, on {self._connection.address}>"
+
+    def __paceline_handle__(self) -> tuple[str, ...]:
+        return ("barrier", self.name, self._connection.address)
+
+    def wait(self, timeout: float | None = 60.0) -> int:
+        """Wait until `n` are here; the place in the order of arrival, 0 to `n - 1`.
+
+        All `n` go on together, and the next to arrive begins another round.
+
+        Raises:
+            TimedOut: fewer than `n` were here within `timeout` seconds; the message says who was,
+                how many were missing, and whose tasks died while they waited.
+            Closed: somebody aborted the round.
+        """
+        limit = checked_timeout(timeout)
+        return int(self._connection.call(m.Arrive(self.name, limit), timeout=limit).content)
+
+    def abort(self) -> None:
+        """End the waits of those who have arrived with `Closed`; the next begins another round."""
+        self._connection.call(m.AbortBarrier(self.name))

@@ -1,0 +1,52 @@
+"""Requests to counters, barriers and readers.
+
+Each `Define` without a definition waits until somebody has made the resource.
+"""
+
+from __future__ import annotations
+
+from paceline.core.messages.replies import Done, Request, Text
+
+
+class DefineCounter(Request[Text], tag=40, frozen=True, gc=False):
+    """Make a counter, or find the one that starts where this one would; what it is."""
+
+    name: str
+    start: int | None
+    timeout: float | None = 0.0
+
+
+class AddToCounter(Request[Text], tag=41, frozen=True, gc=False):
+    """Add to a counter; the number after."""
+
+    name: str
+    n: int
+
+
+class AwaitCounter(Request[Text], tag=42, frozen=True, gc=False):
+    """Wait until a counter is at `at_least`; the number then."""
+
+    name: str
+    at_least: int
+    timeout: float | None
+
+
+class DefineBarrier(Request[Text], tag=43, frozen=True, gc=False):
+    """Make a barrier, or find the one for as many; what it is."""
+
+    name: str
+    n: int | None
+    timeout: float | None = 0.0
+
+
+class Arrive(Request[Text], tag=44, frozen=True, gc=False):
+    """Wait until `n` have arrived; the place in the order of arrival."""
+
+    name: str
+    timeout: float | None
+
+
+class AbortBarrier(Request[Done], tag=45, frozen=True, gc=False):
+    """End the waits of those who have arrived."""
+
+    name: str

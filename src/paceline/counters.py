@@ -1,0 +1,68 @@
+"""Counters: one whole number for all sessions, such as the global step."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, SupportsIndex
+
+from paceline.connection import Connection
+from paceline.core import messages as m
+from paceline.core.clock import checked_timeout
+from paceline.core.errors import SchemaError
+
+
+class Counter:
+    """An int64 that all sessions add to. What was added stays, whoever dies."""
+
+    def __init__(self, connection: Connection, name: str, start: int) -> None:
+        self.name = name
+        self.start = start
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        return f"<Counter '{self.name}' from {self.start}, on {self._connection.address}>"
+
+    def __paceline_handle__(self) -> tuple[str, ...]:
+        return ("counter", self.name, self._connection.address)
+
+    def add(self, n: SupportsIndex = 1) -> int:
+        """Add `n`, which may be negative, in one step; the value right after it.
+
+        So no two sessions that add 1 get the same number.
+
+        Raises:
+            SchemaError: `n` is no whole number, or the sum no int64; nothing was added.
+        """
+        request = m.AddToCounter(self.name, int64(n, f"counter '{self.name}': n"))
+        return int(self._connection.call(request).content)
+
+    @property
+    def value(self) -> int:
+        """What it is at now."""
+        return int(self._connection.call(m.AddToCounter(self.name, 0)).content)
+
+    def wait_for(self, at_least: SupportsIndex, timeout: float | None = 60.0) -> int:
+        """Wait until it is at `at_least` or more; what it is at then.
+
+        Raises:
+            TimedOut: it was not within `timeout` seconds; the message says what it was at.
+        """
+        limit = checked_timeout(timeout)
+        wanted = int64(at_least, f"counter '{self.name}': at_least")
+        request = m.AwaitCounter(self.name, wanted, limit)
+        return int(self._connection.call(request, timeout=limit).content)
+
+
+def int64(number: Any, what: str) -> int:
+    """`number` as an int.
+
+    Raises:
+        SchemaError: it is no whole number that fits into 64 bits; the message starts with `what`.
+    """
+    try:
+        found = None if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        found = None
+    if found is None or not -(1 << 63) <= found < 1 << 63:
+        raise SchemaError(f"{what} is a whole number of 64 bits, not {number!r}")
+    return found

@@ -1,0 +1,90 @@
+"""What desks have in common whose resources are a name and a definition."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Protocol, TypeVar
+
+from paceline.core import messages as m
+from paceline.core.errors import SchemaError, UnknownName
+from paceline.core.waiting import NOT_YET
+from paceline.server.lines import Peer
+from paceline.server.service import Desk, Service, checked_name
+from paceline.transports.base import Frame
+
+
+class Named(Protocol):
+    """The state of one resource."""
+
+    name: str
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What it was made with; equal for the same resource."""
+
+    def stats(self) -> dict[str, Any]:
+        """What it is now, as plain data."""
+
+
+S = TypeVar("S", bound=Named)
+
+
+class NamedDesk(Desk, Generic[S]):
+    """The resources of one `kind`; whoever calls `made_by` with a definition makes one."""
+
+    kind = ""
+    made_by = ""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.states: dict[str, S] = {}
+
+    def listing(self) -> tuple[str, dict[str, Any]]:
+        return f"{self.kind}s", {name: state.stats() for name, state in self.states.items()}
+
+    def state(self, name: str) -> S:
+        """The resource of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        found = self.states.get(name)
+        if found is None:
+            raise UnknownName(f"no {self.kind} '{name}'; there are {sorted(self.states)}")
+        return found
+
+    def define(self, peer: Peer, frame: Frame, made: S) -> None:
+        """Answer with the definition of that resource, which `made` becomes unless it exists.
+
+        Raises:
+            SchemaError: it exists with another definition.
+        """
+        name, wanted = made.name, made.definition
+        found = self.states.get(name)
+        if found is None:
+            self.states[checked_name(name)] = made
+            self._service.parking.changed((self.kind, name))
+        elif found.definition != wanted:
+            raise SchemaError(
+                f"{self.kind} '{name}' exists with {_spelled(found.definition)}; asked for:"
+                f" {_spelled(wanted)}"
+            )
+        self._service.answer(peer, frame.request, m.Text(wanted))
+
+    def find(self, peer: Peer, frame: Frame, name: str, timeout: float | None) -> None:
+        """Answer with the definition of a resource once it is there."""
+
+        def attempt() -> Any:
+            found = self.states.get(name)
+            return NOT_YET if found is None else m.Text(found.definition)
+
+        def what() -> str:
+            return (
+                f"no {self.kind} '{name}'; there are {sorted(self.states)}; whoever calls"
+                f" {self.made_by.format(name)} ends the wait; {self._service.who()}"
+            )
+
+        self._service.ask(peer, frame, (self.kind, name), attempt, timeout, what)
+
+
+def _spelled(definition: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in definition.items())
