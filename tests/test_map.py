@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import Call
 from clusters import LIMIT, beside, every_engine, named, quiet, runs, until
 
 import paceline
@@ -98,6 +99,56 @@ def test_map_raises_the_first_error_and_its_workers_go_on(engine: str) -> None:
         with pytest.raises(paceline.TaskFailed, match=r"^fails_at\(5\) raised in"):
             cluster.map(functools.partial(fails_at, 5), range(100))
         assert cluster.map(square, [3]) == [9]
+
+
+@every_engine
+def test_failures_stand_in_their_places_where_they_are_wanted(engine: str) -> None:
+    with quiet(2, engine) as cluster:
+        found = cluster.map(functools.partial(fails_at, 2), range(6), return_exceptions=True)
+        assert [one for one in found if isinstance(one, int)] == [0, 1, 3, 4, 5]
+        error = found[2]
+        assert isinstance(error, paceline.TaskFailed)
+        assert error.input == 2
+        calls = cluster.stats().calls["worker"]
+        assert (calls.done, calls.failed, calls.waiting, calls.running) == (5, 1, 0, 0)
+
+
+def test_inputs_that_kill_or_take_too_long_leave_the_others_their_results() -> None:
+    def odd(x: int) -> int:
+        if x == 1:
+            os._exit(3)
+        if x == 3:
+            time.sleep(LIMIT)
+        return x
+
+    with quiet(2) as cluster:
+        found = cluster.map(odd, range(6), task_timeout=1.0, retries=1, return_exceptions=True)
+        kinds = [type(one) for one in found]
+        assert kinds == [int, paceline.WorkerFailed, int, paceline.TimedOut, int, int]
+        assert cluster.stats().calls["worker"].retried == 2
+        assert "calls of worker: 4 done, 2 failed" in str(cluster.stats())
+
+
+def test_what_ends_the_cluster_is_no_failure_of_an_input() -> None:
+    def ends(x: int) -> int:
+        time.sleep(LIMIT)
+        return x
+
+    with quiet(1) as cluster:
+        call = Call(lambda: cluster.map(ends, [0], return_exceptions=True))
+        until(lambda: cluster.stats().calls["worker"].running)
+        cluster.close()
+        with pytest.raises(paceline.Closed):
+            call.outcome()
+
+
+@pytest.mark.parametrize("timeout", [-1, "soon", float("nan")])
+def test_a_time_limit_that_is_none_is_refused(timeout: Any) -> None:
+    with (
+        quiet(1, "serial") as cluster,
+        pytest.raises(ValueError, match=r"^task_timeout must be (>= 0 )?seconds or None, not "),
+    ):
+        cluster.map(square, [1], task_timeout=timeout)
 
 
 @every_engine

@@ -200,6 +200,7 @@ class Cluster(Closing):
         *resources: Any,
         task_timeout: float | None = None,
         retries: int = RETRIES,
+        return_exceptions: bool = False,
         job: str | None = None,
     ) -> list[Any]:
         """Call `fn(input, *resources)` in the workers, once for each input; results in that order.
@@ -217,6 +218,8 @@ class Cluster(Closing):
                 process is then ended; a thread cannot be, and is waited for by whatever is next.
             retries: how often a call is made again whose worker died under it or that took too
                 long. What `fn` raises is not tried again.
+            return_exceptions: whether a call that fails has its error in the list, and the others
+                go on. What ends the cluster is raised all the same.
             job: whose workers, where there are several jobs; by default the first that does not
                 collect.
 
@@ -229,8 +232,10 @@ class Cluster(Closing):
             Refused: the workers of that job collect.
             Closed, Disconnected: the cluster has ended.
         """
-        job, asked = self._call(fn, list(inputs), resources, task_timeout, retries, job)
-        return self._results(job, asked)
+        job, asked = self._call(
+            fn, list(inputs), resources, task_timeout, retries, job, return_exceptions
+        )
+        return self._results(job, asked, return_exceptions)
 
     def submit(
         self,
@@ -278,25 +283,20 @@ class Cluster(Closing):
         task_timeout: float | None,
         retries: int,
         job: str | None,
+        all_of_them: bool = False,
     ) -> tuple[str, list[Asked]]:
         job = self._job(job, free=True)
-        limit = checked_timeout(task_timeout)
+        limit = checked_timeout(task_timeout, "task_timeout")
         retries = whole(retries, "retries", 0)
         function, sent = packed(fn, resources), [functions.dump(each) for each in inputs]
-        return job, self._crew.calling.call(job, function, sent, timeout=limit, retries=retries)
+        asked = self._crew.calling.call(
+            job, function, sent, timeout=limit, retries=retries, all_of_them=all_of_them
+        )
+        return job, asked
 
-    def _results(self, job: str, asked: list[Asked]) -> list[Any]:
-        futures = [each.future for each in asked]
-        try:
-            with self._account.spent_on(CALLS):
-                self._crew.calling.wait(asked)
-            for future in futures:
-                if future.done():
-                    future.result()
-            return [future.result() for future in futures]
-        except BaseException:
-            self._crew.calling.give_up(job, asked)
-            raise
+    def _results(self, job: str, asked: list[Asked], all_of_them: bool = False) -> list[Any]:
+        with self._account.spent_on(CALLS):
+            return self._crew.calling.results(job, asked, all_of_them=all_of_them)
 
     def stats(self) -> Stats:
         """All counters and times as they are now; printed, it is a page that says who does what.

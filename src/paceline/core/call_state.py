@@ -49,6 +49,7 @@ class CallState:
         self._leases: dict[int, Call] = {}
         # Calls that were taken from a worker that still runs them.
         self._spent: dict[int, int] = {}
+        self.retried = 0
 
     @property
     def waiting(self) -> int:
@@ -103,6 +104,7 @@ class CallState:
 
     def again(self, call: Call) -> None:
         """Put a call that lost its worker before those that wait."""
+        self.retried += 1
         self._waiting.appendleft(call)
 
     def overdue(self, now: float) -> list[Overdue]:

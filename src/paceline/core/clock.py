@@ -37,7 +37,7 @@ class ManualClock:
         self._now += seconds
 
 
-def checked_timeout(timeout: float | None) -> float | None:
+def checked_timeout(timeout: float | None, name: str = "timeout") -> float | None:
     """Return `timeout` in seconds; `None` waits for ever, `0` not at all.
 
     Raises:
@@ -46,7 +46,7 @@ def checked_timeout(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise ValueError(f"timeout must be seconds or None, not {timeout!r}")
+        raise ValueError(f"{name} must be seconds or None, not {timeout!r}")
     if math.isnan(timeout) or timeout < 0:
-        raise ValueError(f"timeout must be >= 0 seconds or None, not {timeout!r}")
+        raise ValueError(f"{name} must be >= 0 seconds or None, not {timeout!r}")
     return None if timeout > FOR_EVER else float(timeout)

@@ -106,10 +106,17 @@ Q = TypeVar("Q", bound=QueueStats)
 
 @dataclass(frozen=True, slots=True)
 class CallStats:
-    """The calls of a job by `map`, `submit` and `run`."""
+    """The calls of a job by `map`, `submit` and `run`: now, and in all.
+
+    `retried` is how often one was begun again; `failed` are those that ended with an error, also
+    because they were given up or cancelled.
+    """
 
     waiting: int
     running: int
+    done: int
+    failed: int
+    retried: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +146,11 @@ class Stats:
                 )
         lines += [f"variable {name}: version {count}" for name, count in self.variables.items()]
         for job, calls in self.calls.items():
-            if calls.waiting or calls.running:
-                lines.append(f"calls of {job}: {calls.running} running, {calls.waiting} waiting")
+            if calls != CallStats(0, 0, 0, 0, 0):
+                lines.append(
+                    f"calls of {job}: {calls.done} done, {calls.failed} failed,"
+                    f" {calls.running} running, {calls.waiting} waiting, {calls.retried} retries"
+                )
         return "\n".join(lines)
 
 

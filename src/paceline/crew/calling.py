@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
+from typing import Any
 
-from paceline.core.errors import PacelineError, Refused, WouldBlock
+from paceline.core.errors import Closed, Disconnected, PacelineError, Refused, WouldBlock
 from paceline.core.stats import CallStats
 from paceline.crew.calls import Asked, Calls, Function
 from paceline.crew.seat import Care, Seat
@@ -36,9 +37,9 @@ class Calling:
         return self._calls[seat.job].has(seat.index)
 
     def stats(self) -> dict[str, CallStats]:
-        """How many calls of each job wait and run."""
+        """How the calls of each job are."""
         with self._care.lock:
-            return {job: CallStats(c.waiting, c.open - c.waiting) for job, c in self._calls.items()}
+            return {job: calls.stats() for job, calls in self._calls.items()}
 
     def call(
         self,
@@ -49,6 +50,7 @@ class Calling:
         timeout: float | None = None,
         retries: int | None = 0,
         pinned: bool = False,
+        all_of_them: bool = False,
     ) -> list[Asked]:
         """Have `function` called with each input, by whichever worker of `job` is free.
 
@@ -75,26 +77,39 @@ class Calling:
                     self._start_again(job)
                 self._put_to_work(job)
             if not self._care.concurrent:
-                self._drive_until_done(asked)
+                self._drive_until_done(asked, all_of_them)
         except BaseException:
             # Interrupted: nobody will ever hold these calls.
             self.give_up(job, asked)
             raise
         return asked
 
-    def wait(self, asked: Sequence[Asked]) -> None:
-        """Wait until all calls are done, or one has failed.
+    def results(self, job: str, asked: Sequence[Asked], *, all_of_them: bool) -> list[Any]:
+        """What the calls return, once they have; the first error is raised, unless it is wanted.
 
         Raises:
             WouldBlock: this is the thread that hands out what is waited for.
         """
+        try:
+            self._wait(asked, ALL_COMPLETED if all_of_them else FIRST_EXCEPTION)
+            if all_of_them:
+                return [_outcome(each.future) for each in asked]
+            for each in asked:
+                if each.future.done():
+                    each.future.result()
+            return [each.future.result() for each in asked]
+        except BaseException:
+            self.give_up(job, asked)
+            raise
+
+    def _wait(self, asked: Sequence[Asked], until: str) -> None:
         futures = [each.future for each in asked]
         if self._care.is_here and not all(future.done() for future in futures):
             raise WouldBlock(
                 f"{asked[0]}: a callback of a future cannot wait for other calls, which end on its"
                 " own thread; use submit there, or wait elsewhere"
             )
-        wait(futures, return_when=FIRST_EXCEPTION)
+        wait(futures, return_when=until)
 
     def give_up(self, job: str, asked: Sequence[Asked]) -> None:
         """Nobody waits for these calls any more: what runs of them ends within seconds."""
@@ -180,14 +195,24 @@ class Calling:
                 for message in calls.next(seat.index, seat.loaded):
                     seat.send(message)
 
-    def _drive_until_done(self, asked: Sequence[Asked]) -> None:
+    def _drive_until_done(self, asked: Sequence[Asked], all_of_them: bool) -> None:
         """Where everything shares this thread, calls are made as they are asked for.
 
-        As elsewhere, none begins once another of them has failed.
+        As elsewhere, none begins once another of them has failed, unless all are wanted.
         """
         for each in asked:
             while not each.future.done():
                 if not self._care.drive():
                     raise WouldBlock(f"{each}: no worker can go on")
-            if each.future.cancelled() or each.future.exception() is not None:
+            if each.future.cancelled() or (each.future.exception() and not all_of_them):
                 return
+
+
+def _outcome(future: Future[Any]) -> Any:
+    """A result, or the error of a call that failed; what ended the cluster is raised."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, Closed | Disconnected) or not isinstance(error, PacelineError):
+        raise error
+    return error

@@ -16,6 +16,7 @@ from paceline.core import errors
 from paceline.core import tree as trees
 from paceline.core.call_state import Call, CallState
 from paceline.core.errors import PacelineError, TaskFailed, TimedOut, WorkerFailed
+from paceline.core.stats import CallStats
 from paceline.core.waiting import NOT_YET
 from paceline.worker.line import KEPT, Answer, Ask, Load
 
@@ -78,7 +79,13 @@ class Calls:
         self._state = CallState()
         self._asked: dict[int, Asked] = {}
         self._numbers = itertools.count(1)
+        self._done = self._failed = 0
         self._settled: deque[tuple[Future[Any], Any, PacelineError | None]] = deque()
+
+    def stats(self) -> CallStats:
+        """How they are now, and how many there were."""
+        state = self._state
+        return CallStats(state.waiting, state.running, self._done, self._failed, state.retried)
 
     @property
     def waiting(self) -> int:
@@ -144,6 +151,7 @@ class Calls:
             asked = self._asked.pop(call.number)
             result = trees.unflatten(answer.layout, answer.values, answer.content)
             self._settled.append((asked.future, result, None))
+            self._done += 1
 
     def died(self, worker: int, how: str) -> bool:
         """A worker is dead; whether it had a call that may have killed it.
@@ -221,6 +229,7 @@ class Calls:
             with suppress(Exception):  # the input's own, as it is loaded
                 error.input = asked.value()
         self._settled.append((asked.future, None, error))
+        self._failed += 1
 
     def _named(self, worker: int) -> str:
         return f"{self.job}:{worker}"
