@@ -138,6 +138,12 @@ class Collection(Closing, Generic[D]):
         """
         limit = checked_timeout(timeout)
         self._check()
+        with self._connection.interrupts:
+            batch = self._taken(limit)
+        self._on_change(self)
+        return batch
+
+    def _taken(self, limit: float | None) -> Batch[D]:
         began = self.tally.waiting_since = time.monotonic()
         try:
             with self._connection.spent_on(BATCH):
@@ -149,14 +155,14 @@ class Collection(Closing, Generic[D]):
             self.tally.waiting_since = None
             self.tally.waited += time.monotonic() - began
         try:
-            batch = assembled(items, buffers)
+            batch: Batch[D] = assembled(items, buffers)
+            self._connection.interrupts.check()
         except BaseException:
             self._connection.tell(self._back(items))
             raise
         del buffers
         self._connection.tell(m.Delivered(self.name, items.delivery))
         self.tally.add(batch)
-        self._on_change(self)
         return batch
 
     def stats(self) -> dict[str, Any]:
@@ -218,7 +224,7 @@ class Collection(Closing, Generic[D]):
             except TimedOut as e:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-                if not self._workers.drive():
+                if not self._connection.interrupts.during(self._workers.drive):
                     raise WouldBlock(f"{e}; no worker can go on") from e
             self._check()
 

@@ -22,7 +22,8 @@ from paceline.core.errors import (
     WouldBlock,
 )
 from paceline.core.tree import Array
-from paceline.transports.base import Arena, Buffers, Channel, Frame, Line, Memory
+from paceline.transports.base import Arena, Buffers, Channel, Frame, Line
+from paceline.transports.interrupts import Interrupts
 
 R = TypeVar("R")
 
@@ -89,6 +90,8 @@ class Connection:
         """The words that say which versions are current, where memory is shared with the server."""
         self.in_lockstep = False
         """Whether the server may answer reads with other versions than the current ones."""
+        self.interrupts = channel.interrupts = Interrupts()
+        """What keeps Ctrl-C from the midst of a message, or of several where it is entered."""
         self._channel = channel
         # Blocks that come back when the connection ends may still be looked at elsewhere.
         channel.on_end = arena.close
@@ -118,46 +121,52 @@ class Connection:
         of its reply is sent.
         """
         if timeout != 0 and self.before_wait is not None:
-            self.before_wait()
-        number, waiter, deadline = self._expect(request, timeout)
-        try:
-            self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
-            return self._settled(self._wait(waiter, deadline), undo)
-        except WouldBlock as e:
-            if waiter.done():
-                # The server itself says so, and has ended the wait.
+            self.interrupts.during(self.before_wait)
+        with self.interrupts:
+            number, waiter, deadline = self._expect(request, timeout)
+            try:
+                self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
+                reply = self._settled(self._wait(waiter, deadline), undo)
+                self.interrupts.check()
+                return reply
+            except WouldBlock as e:
+                if waiter.done():
+                    # The server itself says so, and has ended the wait.
+                    raise
+                raise WouldBlock(f"{self._cancelled(number, waiter, undo)}; {e}") from None
+            except (KeyboardInterrupt, SystemExit):
+                self._cancelled(number, waiter, undo)
                 raise
-            raise WouldBlock(f"{self._cancelled(number, waiter, undo)}; {e}") from None
-        except (KeyboardInterrupt, SystemExit):
-            self._cancelled(number, waiter, undo)
-            raise
-        finally:
-            self._waiters.pop(number, None)
+            finally:
+                self._waiters.pop(number, None)
 
     def post(
         self, request: m.Request[R], buffers: Buffers = (), timeout: float | None = 0.0
     ) -> Pending:
         """Send a request; its reply is taken later."""
-        number, waiter, deadline = self._expect(request, timeout)
-        try:
-            self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
-        except BaseException:
-            self._waiters.pop(number, None)
-            raise
+        with self.interrupts:
+            number, waiter, deadline = self._expect(request, timeout)
+            try:
+                self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
+            except BaseException:
+                self._waiters.pop(number, None)
+                raise
         return Pending(self, number, waiter, deadline)
 
     def await_reply(
         self, number: int, waiter: _Waiter, deadline: float | None
     ) -> tuple[Any, Buffers]:
         """Take the reply of a posted request."""
-        try:
-            return self._settled(self._wait(waiter, deadline))
-        finally:
-            self._waiters.pop(number, None)
+        with self.interrupts:
+            try:
+                return self._settled(self._wait(waiter, deadline))
+            finally:
+                self._waiters.pop(number, None)
 
     def tell(self, request: m.Request[Any]) -> None:
         """Send a request that has no reply."""
-        self._send(Frame(ONE_WAY, 0, m.encode(request), (), self.session))
+        with self.interrupts:
+            self._send(Frame(ONE_WAY, 0, m.encode(request), (), self.session))
 
     @property
     def forked(self) -> bool:
@@ -201,7 +210,7 @@ class Connection:
         """
         if not self.forked:
             with suppress(PacelineError):
-                self._channel.flush()
+                self.interrupts.silently(self._channel.flush)
 
     def close(self, *, left: bool = False) -> None:
         """End the connection; what waits in other threads ends with `Closed`. Idempotent.
@@ -276,7 +285,7 @@ class Connection:
                     continue
                 wake = waiter.wake
             limit = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-            if not wake.acquire(timeout=limit):
+            if not self.interrupts.during(wake.acquire, True, limit):
                 self._give_up()
         return waiter.frame
 
@@ -379,11 +388,6 @@ def account(cause: str) -> Account:
     """The account of this thread's time, from now on."""
     thread = threading.get_ident()
     return Account(cause, mine=lambda: threading.get_ident() == thread)
-
-
-def memory(buffers: Buffers, place: int = 0) -> Memory | None:
-    """The buffer at a place of a reply."""
-    return buffers[place] if place < len(buffers) else None
 
 
 def _set(wake: threading.Lock) -> None:

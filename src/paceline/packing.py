@@ -16,7 +16,7 @@ from paceline.core.errors import SchemaError
 from paceline.core.runs import FlatRun, runs
 from paceline.core.stacking import Stretch, stack
 from paceline.core.tree import Array, Tree
-from paceline.transports.base import Arena, Block, Inline, Memory
+from paceline.transports.base import Arena, Block, Buffers, Inline, Memory
 
 RUN_BYTES = 256 << 10
 """Bytes of arrays up to which items share one block, which is free again when all are gone."""
@@ -56,6 +56,11 @@ def pack_item(
     columns = [[value] for value in flat.values]
     logged = [] if metrics is None else [metrics]
     return m.RunHead(flat.layout, 1, columns, version, logged), _written(arena, flat)
+
+
+def memory(buffers: Buffers, place: int = 0) -> Memory | None:
+    """The buffer at a place of a reply."""
+    return buffers[place] if place < len(buffers) else None
 
 
 def view(layout: bytes, values: Sequence[Any], memory: Memory | None) -> Tree:

@@ -81,9 +81,10 @@ class Queue(Generic[D]):
             )
         if not items:
             return
-        packed = pack_items(self._connection.arena, items, what, stamp)
-        request = m.Enqueue(self.name, [head for head, _ in packed], limit)
-        self._connection.call(request, [block for _, block in packed], limit)
+        with self._connection.interrupts:
+            packed = pack_items(self._connection.arena, items, what, stamp)
+            request = m.Enqueue(self.name, [head for head, _ in packed], limit)
+            self._connection.call(request, [block for _, block in packed], limit)
 
     def dequeue(self, *, copy: bool = True, timeout: float | None = 60.0) -> D:
         """Take the oldest item. Its arrays own their memory.
@@ -143,15 +144,17 @@ class Queue(Generic[D]):
             return m.Receipt(self.name, items.delivery, True)
 
         request = m.Dequeue(self.name, least, most, limit)
-        items, buffers = self._connection.exchange(request, timeout=limit, undo=back)
-        try:
-            result = made(items, buffers)
-        except BaseException:
-            self._connection.tell(back(items))
-            raise
-        # The memory is given back together with the receipt.
-        del buffers
-        self._connection.tell(m.Receipt(self.name, items.delivery))
+        with self._connection.interrupts as interrupts:
+            items, buffers = self._connection.exchange(request, timeout=limit, undo=back)
+            try:
+                result = made(items, buffers)
+                interrupts.check()
+            except BaseException:
+                self._connection.tell(back(items))
+                raise
+            # The memory is given back together with the receipt.
+            del buffers
+            self._connection.tell(m.Receipt(self.name, items.delivery))
         return result
 
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from paceline.barriers import Barrier
 from paceline.connection import Connection
-from paceline.connection import memory as buffer
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
 from paceline.counters import Counter, int64
+from paceline.packing import memory as buffer
 from paceline.packing import pack
 from paceline.queues import Queue
 from paceline.transports.base import Buffers
@@ -160,11 +160,12 @@ def _defined(
 ) -> tuple[m.Defined, Buffers]:
     if bound is not None:
         bound = whole(bound, f"variable '{name}': memory", hint=" bytes")
-    head, block = pack(home.arena, value, f"variable '{name}'")
-    request = m.Define(name, head, overwrite, bound, limit)
     # Only what replaces another version may have to wait for room.
     patience = limit if overwrite else 0.0
-    return home.exchange(request, [block], patience)
+    with home.interrupts:
+        head, block = pack(home.arena, value, f"variable '{name}'")
+        request = m.Define(name, head, overwrite, bound, limit)
+        return home.exchange(request, [block], patience)
 
 
 def _named(kind: str, name: Any) -> str:

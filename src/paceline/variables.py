@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from paceline.adapters.base import fingerprint, read_into, rebuild
-from paceline.connection import Connection, memory
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import versions
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.tree import Array
-from paceline.packing import pack, view
+from paceline.packing import memory, pack, view
 from paceline.transports.base import Lease
 
 T = TypeVar("T")
@@ -230,11 +230,12 @@ class Variable(Generic[T]):
         limit = checked_timeout(timeout)
         # The last snapshot may be all that keeps an old version's memory from being used again.
         self._newest = None
-        head, block = pack(self._connection.arena, tree, what)
-        # Without a bound it waits for nothing but additions in hand.
-        request = kind(self.name, head, limit if self._bounded else None)
         patience = limit if self._bounded else 0.0
-        return self._connection.call(request, [block], patience).version
+        with self._connection.interrupts:
+            head, block = pack(self._connection.arena, tree, what)
+            # Without a bound it waits for nothing but additions in hand.
+            request = kind(self.name, head, limit if self._bounded else None)
+            return self._connection.call(request, [block], patience).version
 
     def _read_newest(self, newer_than: int | None, limit: float | None) -> Snapshot[T]:
         floor = m.NO_VERSION if newer_than is None else operator.index(newer_than)

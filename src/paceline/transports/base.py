@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.core.errors import OutOfMemory, PacelineError, UnknownName, Unsupported
 from paceline.core.tree import Array
+from paceline.transports.interrupts import Interrupts
 
 # Smaller buffers travel beside the header: cheaper than to say where they are.
 SMALL = 8 << 10
@@ -216,6 +217,9 @@ class Channel(ABC):
     """Whether both ends see the same memory, so that a buffer sent is a buffer shared."""
 
     closed: bool = False
+
+    interrupts = Interrupts()
+    """Where a wait can be ended by Ctrl-C, if whoever waits keeps it from the rest."""
 
     on_end: Callable[[], None] = staticmethod(lambda: None)
     """Called when the connection ends, before the buffers sent are let go of: who has them can no

@@ -62,6 +62,8 @@ class LastingChannel(Channel):
 
     def outlive(self, line: Line) -> None:
         self._line = line
+        if self._inner is not None:
+            self._inner.interrupts = self.interrupts
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         # The thread does not keep the channel: one that nobody uses any more ends.
@@ -137,10 +139,10 @@ class LastingChannel(Channel):
                 frame = None if inner is None else self._read(inner, left)
             if frame is not None:
                 return frame
-            if inner is None or inner is not self._inner:
-                if not self._connected_within(left):
-                    return None
-            elif deadline is not None and time.monotonic() >= deadline:
+            broken = inner is None or inner is not self._inner
+            if broken and self._connected_within(left):
+                continue
+            if deadline is not None and time.monotonic() >= deadline:
                 return None
 
     def _read(self, inner: StreamChannel, limit: float | None) -> Frame | None:
@@ -161,7 +163,10 @@ class LastingChannel(Channel):
 
     def _connected_within(self, limit: float | None) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._inner or self._error or self.closed, limit)
+            self._changed.wait_for(
+                lambda: self._inner or self._error or self.closed, self.interrupts.limit(limit)
+            )
+            self.interrupts.check()
             self._check()
             return self._inner is not None
 
@@ -245,6 +250,7 @@ class LastingChannel(Channel):
                 with self._changed:
                     if not self.alive():
                         raise Disconnected("this connection was closed meanwhile")
+                    inner.interrupts = self.interrupts
                     self._inner = inner
                     self._changed.notify_all()
         except BaseException:

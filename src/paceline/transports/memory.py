@@ -71,7 +71,8 @@ class MemoryChannel(Channel):
                     )
                 if sent == self._sent:
                     limits = [limit for limit in (left, next_tick) if limit is not None]
-                    self._arrived.wait(min(limits, default=None))
+                    self._arrived.wait(self.interrupts.limit(min(limits, default=None)))
+                    self.interrupts.check()
 
     def alive(self) -> bool:
         return not self.closed and self._peer is not None and not self._peer.closed

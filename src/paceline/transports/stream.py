@@ -74,6 +74,8 @@ class StreamChannel(Channel):
         self.on_backlog: Callable[[StreamChannel], None] = lambda channel: None
         self._poll = select.poll()
         self._poll.register(sock.fileno(), ENDED)
+        self._readable = select.poll()
+        self._readable.register(sock.fileno(), select.POLLIN)
         if waits:
             sock.setblocking(True)
             tick = struct.pack("ll", int(TICK), 0)
@@ -186,6 +188,7 @@ class StreamChannel(Channel):
         return copied
 
     def _finish(self, pieces: deque[Piece]) -> None:
+        patience = time.monotonic() + TICK
         deadline = time.monotonic() + SEND_LIMIT
         try:
             while pieces:
@@ -195,6 +198,8 @@ class StreamChannel(Channel):
                     deadline = time.monotonic() + SEND_LIMIT
                 elif time.monotonic() > deadline:
                     raise Disconnected(f"the server read nothing for {SEND_LIMIT:.0f} s")
+                if pieces and time.monotonic() > patience:
+                    self.interrupts.check()
         except BaseException:
             # Half a frame is out: nothing after it would make sense.
             self._fail()
@@ -235,7 +240,12 @@ class StreamChannel(Channel):
             if self.closed:
                 raise Disconnected("this connection is closed")
             flags = 0
-            if self._waits and left is not None and left < TICK:
+            if self._waits and self.interrupts.kept:
+                # What a call returns is lost when a signal comes with it: a poll's is no loss.
+                wait = TICK if left is None else max(0.0, min(TICK, left))
+                self.interrupts.during(self._readable.poll, wait * 1000)
+                flags = socket.MSG_DONTWAIT
+            elif self._waits and left is not None and left < TICK:
                 if left > 0:
                     self._events(select.POLLIN, left)
                 flags = socket.MSG_DONTWAIT
