@@ -185,7 +185,7 @@ def _public(thing: type) -> set[str]:
         for kind in thing.__mro__
         if kind.__module__.startswith("paceline")
         for name, member in vars(kind).items()
-        if inspect.isfunction(member) or isinstance(member, property)
+        if inspect.isfunction(member) or isinstance(member, property | classmethod)
     }
     return {name for name in own if not name.startswith("_")} - INTERNAL.get(thing.__name__, set())
 

@@ -28,6 +28,7 @@ from paceline.core.errors import (
 )
 from paceline.core.stats import Stats
 from paceline.counters import Counter
+from paceline.hosted import Server
 from paceline.queues import Queue
 from paceline.session import Session
 from paceline.spec import ClusterSpec
@@ -50,6 +51,7 @@ __all__ = [
     "Queue",
     "Refused",
     "SchemaError",
+    "Server",
     "Session",
     "Snapshot",
     "Stats",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar, overload
 
@@ -30,8 +31,13 @@ class Resources(ABC):
     """A session's way to what all sessions share."""
 
     @abstractmethod
-    def _home(self, kind: str, name: str) -> Connection:
-        """The line to the server that has the resource of that kind and name."""
+    def _home(
+        self, kind: str, name: str, *, make: bool = True, timeout: float | None = 0.0
+    ) -> Connection:
+        """The line to the server that has the resource of that kind and name.
+
+        Where there are several servers, one is chosen now; or, unless it is to be made, waited for.
+        """
 
     @overload
     def variable(self, name: str, *, timeout: float | None = 60.0) -> Variable[Any]: ...
@@ -74,10 +80,12 @@ class Resources(ABC):
             OutOfMemory: as `Variable.assign`.
         """
         limit = checked_timeout(timeout)
-        home = self._home("variable", _named("variable", name))
+        if value is _UNSET and memory is not None:
+            raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
+        make, began = value is not _UNSET, time.monotonic()
+        home = self._home("variable", _named("variable", name), make=make, timeout=limit)
         if value is _UNSET:
-            if memory is not None:
-                raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
+            limit = _left(limit, began)
             request = m.Await(name, limit)
             defined, buffers = home.exchange(request, timeout=limit)
         else:
@@ -108,8 +116,10 @@ class Resources(ABC):
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
-        home = self._home("queue", _named("queue", name))
+        make, began = capacity is not None, time.monotonic()
+        home = self._home("queue", _named("queue", name), make=make, timeout=limit)
         if capacity is None:
+            limit = _left(limit, began)
             found = home.call(m.FindQueue(name, limit), timeout=limit).content
             return Queue(home, name, *found)
         capacity = whole(capacity, f"queue '{name}': capacity")
@@ -166,6 +176,11 @@ def _defined(
         head, block = pack(home.arena, value, f"variable '{name}'")
         request = m.Define(name, head, overwrite, bound, limit)
         return home.exchange(request, [block], patience)
+
+
+def _left(limit: float | None, began: float) -> float | None:
+    """What is left of a wait that has begun."""
+    return None if limit is None else max(0.0, limit - (time.monotonic() - began))
 
 
 def _named(kind: str, name: Any) -> str:

@@ -3,59 +3,104 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Self
 
+from paceline import secret as secrets
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
-from paceline.core.errors import Disconnected, FunctionError, PacelineError, TimedOut
+from paceline.core.errors import (
+    Closed,
+    FunctionError,
+    PacelineError,
+    SchemaError,
+    TimedOut,
+    UnknownName,
+)
+from paceline.core.spec import Spec, Task
+from paceline.reach import Joining, Lines, reached, reached_all
 from paceline.resources import Resources
 from paceline.server.loop import LocalServer
-from paceline.transports.base import Address, Channel, transport
+from paceline.spec import ClusterSpec
+from paceline.transports.base import Channel, transport
 
 
 class Session(Resources, Closing):
-    """A session on the server at `target`; without a target it is private and shares nothing.
+    """A session on a cluster's servers; without a target it is private and shares nothing.
 
     Any number of threads may use one session; a call that waits never holds up another thread's.
 
+    Where a cluster has several servers, each name has one home: the server that its first maker
+    proposed (`device`), the first of all by default. Every session finds it there. To every server
+    the session says who it is, and goodbye.
+
     Args:
-        target: the server's address, such as `unix:/run/me/cluster`, `unix:@name` or
-            `tcp:10.0.0.7:4032`.
+        target: a spec; or the address of one server, such as `unix:/run/me/cluster`, `unix:@name`
+            or `tcp:10.0.0.7:4032`, which knows the others.
         secret: what the cluster's processes know, and nobody else.
-        job, index: the task this process is; an index of -1 takes the next free one.
-        timeout: seconds to wait for the server to be there; the order of starting never matters.
+        secret_file: a file of mode 0600 that has it. Without both it is in the file that
+            PACELINE_SECRET_FILE names or, where only this host can reach the servers, in the user's
+            own, ~/.paceline/secret, which a spec's first process makes.
+        job, index: the task this process is; by default what the spec's file or the environment
+            said. An index of -1 takes the next free one of a job that is not in the spec.
+        servers: which jobs or tasks of the spec run servers; by default `ps` or, where there is no
+            such job, all but `chief`, `master`, `worker` and `evaluator`.
+        timeout: seconds to wait for the servers to be there; the order of starting never matters.
 
     Raises:
-        TimedOut: nobody listens at the target.
-        Refused: the secret is another one, or a living process has that task already.
+        TimedOut: a server is not there; the message says which.
+        Refused: the secret or the spec is another one than the server's, or a living process has
+            that task already.
     """
 
     def __init__(
         self,
-        target: str | None = None,
+        target: str | Spec | Mapping[str, Any] | None = None,
         *,
-        secret: bytes = b"",
-        job: str = "session",
-        index: int = -1,
+        secret: bytes | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        job: str | None = None,
+        index: int | None = None,
+        servers: Sequence[str] | None = None,
         timeout: float | None = 60.0,
         channel: Channel | None = None,
     ) -> None:
         limit = checked_timeout(timeout)
-        token = secrets.token_bytes(16)
-        join = m.Join(job, index, os.getpid(), token)
+        if target is None or isinstance(target, str):
+            place = [] if target is None else [target]
+
+            def known() -> bytes:
+                if secret is None and secret_file is None:
+                    return secrets.there(place)
+                return secrets.found(secret, secret_file, place, "this session")
+
+            joining = Joining(job or "session", -1 if index is None else index, known)
         if target is None:
             local = channel or LocalServer().connect()
-            self._connection = Connection(local, transport("memory").arena(), "this process")
-            joined = _joined(self._connection, join)
+            self._lines = Lines(Connection(local, transport("memory").arena(), "this process"))
+            joined = joining.join(self._lines.first, b"")
+        elif isinstance(target, str):
+            self._lines, joined = reached(target, joining, limit)
         else:
-            self._connection, joined = _reach(Address.parse(target), secret, limit, join)
-        self._connection.outlive(joined, token)
-        self.task = f"{job}:{joined.index}"
+            spec = ClusterSpec(target)
+            joining, targets = _member(spec, job, index, servers, secret, secret_file)
+            self._lines, joined = reached_all(targets, joining, limit)
+        self._connection = self._lines.first
+        self.task = f"{joining.job}:{joined.index}"
         self._closed = False
+
+    @classmethod
+    def from_environment(cls, **options: Any) -> Self:
+        """A session of this process's task on the cluster that the environment tells of.
+
+        The environment is that of `paceline run`, TF_CONFIG or Slurm; options are those of
+        `Session`. Raises what `ClusterSpec.from_environment` and `Session` raise.
+        """
+        return cls(ClusterSpec.from_environment(), **options)
 
     def __repr__(self) -> str:
         return f"<Session of {self.task} on {self._connection.address}>"
@@ -68,22 +113,92 @@ class Session(Resources, Closing):
         """The line that everything of this session speaks over."""
         return self._connection
 
-    def _home(self, kind: str, name: str) -> Connection:
-        return self._connection
+    def _home(
+        self, kind: str, name: str, *, make: bool = True, timeout: float | None = 0.0
+    ) -> Connection:
+        return self._lines.home(kind, name, make=make, timeout=timeout)
+
+    @contextmanager
+    def device(self, task: str) -> Iterator[None]:
+        """Propose a server, such as `ps:1` or `/job:ps/task:1`, as home of what this thread makes.
+
+        It holds within the block. What has a home already stays there.
+
+        Raises:
+            SchemaError: it is not written in one of these two ways.
+            UnknownName: no server of the cluster is that task; the message lists those there are.
+        """
+        wanted = str(Task.parse(task))
+        if self._lines.tasks and wanted not in self._lines.tasks:
+            raise UnknownName(f"{wanted} runs no server; there are {self._lines.tasks}")
+        before, self._lines.device = self._lines.device, wanted
+        try:
+            yield
+        finally:
+            self._lines.device = before
 
     def resources(self) -> dict[str, Any]:
         """What is shared: variables with their versions, queues with their counters, members."""
-        content: dict[str, Any] = self._connection.call(m.Resources()).content
+        content: dict[str, Any] = {}
+        for line in self._lines.all:
+            for kind, found in line.call(m.Resources()).content.items():
+                if isinstance(found, dict):
+                    content.setdefault(kind, {}).update(found)
+                else:
+                    content[kind] = list(dict.fromkeys([*content.get(kind, []), *found]))
         return content
+
+    def uninitialized(self, names: Iterable[str]) -> list[str]:
+        """Those of the names whose variables nobody has given a value yet."""
+        there: set[str] = set()
+        for line in self._lines.all:
+            there |= set(line.call(m.Resources()).content["variables"])
+        return [name for name in names if name not in there]
+
+    def wait_until_initialized(self, names: Iterable[str], *, timeout: float | None = 60.0) -> None:
+        """Wait until each of the names is a variable that somebody has given a value.
+
+        Raises:
+            TimedOut: some are not, after `timeout` seconds; the message says which.
+            WouldBlock: everything is in this thread, so nobody can.
+        """
+        limit = checked_timeout(timeout)
+        names, began = list(names), time.monotonic()
+        for name in names:
+            left = None if limit is None else max(0.0, limit - (time.monotonic() - began))
+            try:
+                self.variable(name, timeout=left)
+            except TimedOut as e:
+                missing = self.uninitialized(names)
+                raise TimedOut(f"{missing} of {names} are not initialised: {e}") from e
+
+    def should_stop(self) -> bool:
+        """Whether anybody asked the cluster to stop, or its chief has left."""
+        try:
+            return self._connection.call(m.Stopping()).content is not None
+        except Closed:
+            if self._closed:
+                raise
+            # The server had the time to say that the cluster is done.
+            return True
+
+    def request_stop(self, reason: str = "") -> None:
+        """Ask all sessions of the cluster to stop: `should_stop()` is true from now on.
+
+        Servers wait for the chief, if one is there, to say goodbye, and 2 s for the others.
+        """
+        for line in self._lines.all:
+            line.call(m.RequestStop(reason))
 
     def handle(self, named: tuple[str, ...]) -> Any:
         """What a captured handle stands for in this session."""
         if named == ("session",):
             return self
         kind, name, *home = named
-        if home and home[0] != self._connection.address:
+        places = [line.address for line in self._lines.all]
+        if home and home[0] not in places:
             raise FunctionError(
-                f"the {kind} '{name}' is on {home[0]}, this session on {self._connection.address}:"
+                f"the {kind} '{name}' is on {home[0]}, this session on {', '.join(places)}:"
                 " a handle cannot be used in another cluster"
             )
         if kind == "variable":
@@ -101,48 +216,41 @@ class Session(Resources, Closing):
         if self._closed:
             return
         self._closed = True
-        left = False
-        try:
-            left = self._connection.leave()
-        except PacelineError:
-            # It is gone, which is what was wanted.
-            pass
-        finally:
-            self._connection.close(left=left)
+        # All goodbyes before the first end: a chief's may end its servers.
+        with ExitStack() as ends:
+            for line in self._lines.all:
+                left = False
+                with suppress(PacelineError):
+                    left = line.leave()
+                ends.callback(line.close, left=left)
 
 
-def _reach(
-    address: Address, secret: bytes, timeout: float | None, join: m.Join
-) -> tuple[Connection, m.Joined]:
-    """Connect and join, and try again until there is a server or the time is up."""
-    began = time.monotonic()
-    pause = 0.005
-    while True:
-        left = None if timeout is None else began + timeout - time.monotonic()
-        try:
-            channel = transport(address.transport).connect(
-                address.place, secret, 10.0 if left is None else max(0.1, min(10.0, left))
+def _member(
+    spec: ClusterSpec,
+    job: str | None,
+    index: int | None,
+    servers: Sequence[str] | None,
+    secret: bytes | None,
+    secret_file: str | os.PathLike[str] | None,
+) -> tuple[Joining, list[tuple[str, str]]]:
+    """Who a session on a spec is, and the servers that it goes to."""
+    if job is None and spec.task is not None:
+        job, index = spec.task.job, spec.task.number if index is None else index
+    job = job or "session"
+    if job in spec.jobs:
+        if index is None:
+            raise SchemaError(
+                f"say which task of job '{job}' this is: index= one of {spec.task_indices(job)}"
             )
-            arena = transport(address.transport).arena()
-            connection = Connection(channel, arena, str(address))
-            return connection, _joined(connection, join)
-        except Disconnected as e:
-            if left is not None and left <= pause:
-                raise _nobody(address, time.monotonic() - began, e) from e
-        time.sleep(pause)
-        pause = min(0.25, pause * 1.5)
-
-
-def _joined(connection: Connection, join: m.Join) -> m.Joined:
-    try:
-        return connection.call(join)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _nobody(address: Address, waited: float, error: PacelineError) -> PacelineError:
-    return TimedOut(
-        f"open a session on {address}, after {waited:.1f} s: {error}; starting the server there"
-        " ends the wait"
+        spec.address(job, index)
+    serving = spec.servers(servers)
+    targets = [(str(task), spec.target(*task)) for task in serving]
+    known = secrets.found(secret, secret_file, [t for _, t in targets], f"the session of {job}")
+    joining = Joining(
+        job,
+        -1 if index is None else index,
+        lambda: known,
+        spec.numbered(),
+        tuple(task for task, _ in targets),
     )
+    return joining, targets

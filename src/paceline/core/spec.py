@@ -139,6 +139,10 @@ class Spec:
             for job, tasks in self._tasks.items()
         }
 
+    def numbered(self) -> dict[str, dict[int, str]]:
+        """For each job its tasks' addresses by number."""
+        return {job: dict(tasks) for job, tasks in self._tasks.items()}
+
     def servers(self, chosen: Iterable[str] | None = None) -> list[Task]:
         """The tasks that run servers, the first of them first.
 

@@ -62,10 +62,10 @@ class Peer:
         with suppress(Disconnected):
             self.channel.send(frame)
 
-    def dismiss(self) -> None:
+    def dismiss(self, why: PacelineError | None = None) -> None:
         """Tell the session that the server ends, so that it does not look for it."""
         if self.window is not None:
-            told = m.failure(Disconnected("the server has ended"))
+            told = m.failure(why or Disconnected("the server has ended"))
             with suppress(Disconnected):
                 self.channel.send(Frame(ERROR, 0, m.encode(told)))
 

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from paceline.core.account import BUSY, IDLE, Account
-from paceline.core.errors import Disconnected, ProtocolError, Refused
+from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
+from paceline.server.cluster_desk import ClusterDesk
 from paceline.server.collection_desk import CollectionDesk
 from paceline.server.lines import Peer
 from paceline.server.poller import READ, WRITE, Poller
@@ -25,7 +26,9 @@ from paceline.transports.base import UNREAD_LIMIT, transport
 from paceline.transports.greeting import LIMIT, Greeting
 from paceline.transports.memory import MemoryChannel
 
-DESKS = (VariableDesk, TagDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk)
+DESKS = (
+    VariableDesk, TagDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk, ClusterDesk
+)  # fmt: skip
 STRANGERS = 256
 RELEASES = 16
 LINGER = 5.0
@@ -115,12 +118,15 @@ class Server:
         self.service.stopping = True
         self._waker.send(b"x")
 
-    def close(self) -> None:
-        """End every connection and stop listening. Idempotent."""
+    def close(self, why: PacelineError | None = None) -> None:
+        """End every connection and stop listening. Idempotent.
+
+        Sessions that can be told hear `why`.
+        """
         for listener in self._listeners:
             listener.close()
         for channel, peer in list(self._peers.items()):
-            peer.dismiss()
+            peer.dismiss(why)
             channel.close()
         for greeting in list(self._greetings):
             greeting.close()

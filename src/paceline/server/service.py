@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from paceline.core import messages as m
 from paceline.core.account import Account, Times
 from paceline.core.clock import Clock, SystemClock
+from paceline.core.cluster_state import ClusterState
 from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
 from paceline.core.errors import (
     Disconnected,
@@ -24,6 +25,7 @@ from paceline.core.errors import (
     SchemaError,
 )
 from paceline.core.member_state import Member, MemberState
+from paceline.core.spec import Task
 from paceline.core.tree import Array, decoded
 from paceline.core.waiting import HELD_BACK, NOT_YET, Stored
 from paceline.server.lines import Lines, Peer
@@ -80,6 +82,9 @@ class Service:
         self.account: Account | None = None
         """Where the time of whoever drives it goes, if that is a process of its own."""
         self.members = MemberState()
+        self.cluster = ClusterState()
+        self.came_or_went: Callable[[Peer, str], None] = lambda peer, how: None
+        """Hears of each member that has joined, left, or was lost."""
         self._peers: dict[Peer, None] = {}
         self._clock = clock or SystemClock()
         self.parking = Parking(self._clock)
@@ -140,12 +145,17 @@ class Service:
     def lost(self, peer: Peer) -> None:
         """A peer's connection has ended: nothing it waited for happens, what it held goes back."""
         self.parking.lost(peer)
+        # A session that has said goodbye is lost once more when its connection ends.
+        first = peer in self._peers
         self._peers.pop(peer, None)
         if peer.member is not None:
             self.members.lose(peer.member.session)
         self.lines.end(peer)
         for desk in self._desks:
             desk.lost(peer)
+        if first and peer.member is not None:
+            self.cluster.gone(Task(peer.member.job, peer.member.index), goodbye=peer.left)
+            self.came_or_went(peer, "has left" if peer.left else "was lost")
 
     def tick(self) -> float | None:
         """End waits whose time is up; seconds until there is more to do, `None` if never."""
@@ -234,20 +244,27 @@ class Service:
             self._move(peer, known)
             self._say(peer, frame.request, self._joined(known.member, self.lines.linger))
             return
-        job = checked_name(request.job)
+        task = Task(checked_name(request.job), request.index)
+        self.cluster.admit(task, request.cluster, list(request.servers))
         try:
-            peer.member = self.members.join(job, request.index, request.pid)
+            peer.member = self.members.join(*task, request.pid)
         except Refused as e:
-            raise Refused(f"{e}{self.lines.waited_for(job, request.index)}") from None
+            waited = self.lines.waited_for(*task)
+            # Who belongs to a cluster may come back at once, and tries again until it has its task.
+            kind = Disconnected if waited and request.cluster is not None else Refused
+            raise kind(f"{e}{waited}") from None
         self._peers[peer] = None
+        self.cluster.joined(Task(peer.member.job, peer.member.index))
+        self.came_or_went(peer, f"is here (process {request.pid})")
         lasts = self.lines.lasts(peer, request.token)
         linger = self.lines.linger if lasts else 0.0
-        self._say(peer, frame.request, self._joined(peer.member, linger))
+        self._say(peer, frame.request, self._joined(peer.member, linger, request.cluster is None))
         if lasts:
             self.lines.begin(peer, request.token)
 
-    def _joined(self, member: Member, linger: float) -> m.Joined:
-        return m.Joined(member.session, member.index, self.epoch, linger)
+    def _joined(self, member: Member, linger: float, new_here: bool = False) -> m.Joined:
+        servers = self.cluster.targets() if new_here else []
+        return m.Joined(member.session, member.index, self.epoch, linger, servers)
 
     def _rejoin(self, peer: Peer, request: m.Rejoin, frame: Frame) -> None:
         if peer.member is not None:
@@ -278,6 +295,10 @@ class Service:
         peer.left = True
         self.lost(peer)
         self.answer(peer, frame.request, m.Done())
+
+    def peers(self) -> list[Peer]:
+        """Those who have joined and are there."""
+        return list(self._peers)
 
     def _cancel(self, peer: Peer, request: m.Cancel, frame: Frame) -> None:
         self.parking.cancel(peer, request.number)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from paceline.core import errors
+from paceline.core.messages.cluster import Locate, RequestStop, Stopping
 from paceline.core.messages.collections import (
     CollectionStats,
     Delivered,
@@ -108,6 +109,7 @@ __all__ = [
     "Join",
     "Joined",
     "Leave",
+    "Locate",
     "Message",
     "Next",
     "Offer",
@@ -122,11 +124,13 @@ __all__ = [
     "Reply",
     "Report",
     "Request",
+    "RequestStop",
     "Requests",
     "Resources",
     "RunHead",
     "Stats",
     "Stop",
+    "Stopping",
     "Tag",
     "Tags",
     "Text",
@@ -180,6 +184,9 @@ Requests: TypeAlias = (
     | DefineBarrier
     | Arrive
     | AbortBarrier
+    | Locate
+    | RequestStop
+    | Stopping
 )
 
 encode = msgspec.msgpack.Encoder().encode

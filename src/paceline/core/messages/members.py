@@ -10,13 +10,16 @@ class Join(Request[Joined], tag=0, frozen=True, gc=False):
     """Become a member of the cluster under a job and an index.
 
     `token` is random: with it, and nothing else, the session can be taken up again. Joining with
-    the token of a session that has done nothing yet is the same joining once more.
+    the token of a session that has done nothing yet is the same joining once more. `cluster` is
+    what the session was given, and `servers` the tasks of it that run servers.
     """
 
     job: str
     index: int
     pid: int
     token: bytes = b""
+    cluster: dict[str, dict[int, str]] | None = None
+    servers: tuple[str, ...] = ()
 
 
 class Rejoin(Request[Rejoined], tag=7, frozen=True, gc=False):

@@ -115,13 +115,15 @@ class Failed(Message, tag=107, frozen=True, gc=False):
 class Joined(Message, tag=108, frozen=True, gc=False):
     """The session is a member; the number is its own.
 
-    `linger` is for how many seconds it stays one when its connection has broken.
+    `linger` is for how many seconds it stays one when its connection has broken. Of several servers
+    `servers` has all tasks and targets, to a session that was not given them.
     """
 
     session: int
     index: int
     epoch: int
     linger: float = 0.0
+    servers: list[tuple[str, str]] = []
 
 
 class Rejoined(Message, tag=109, frozen=True, gc=False):

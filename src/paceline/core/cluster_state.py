@@ -1,0 +1,146 @@
+"""What a server knows of its cluster: who belongs to it, who has come and gone, whether it is done.
+
+A cluster is done when every task that runs no server has come and said goodbye; or, once it was
+asked to stop, when none of them is there. A chief that says goodbye asks it to stop. While a chief
+is there it has the last word: until it leaves, being asked to stop ends nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.errors import Refused, SchemaError, UnknownName
+from paceline.core.spec import Spec, Task
+from paceline.core.waiting import NOT_YET, NotYet
+
+CHIEFS = ("chief", "master")
+
+
+class Phase(enum.Enum):
+    """How far a cluster is."""
+
+    RUNNING = "goes on"
+    ENDING = "was stopped"
+    DONE = "is done"
+
+
+class ClusterState:
+    """The tasks of a cluster, and which server is the home of which name.
+
+    Attributes:
+        spec: its tasks; without one nobody is waited for, and it is never done.
+        servers: those that run servers; the first keeps the homes.
+        own: the task of the server that knows all this.
+        reason: why it was asked to stop; `None` if it was not.
+        homes: for each kind and name the task that has it.
+    """
+
+    def __init__(
+        self, spec: Spec | None = None, servers: Sequence[Task] = (), own: Task | None = None
+    ) -> None:
+        self.spec = spec
+        self.servers = list(servers)
+        self.own = own
+        self.reason: str | None = None
+        self.homes: dict[tuple[str, str], str] = {}
+        self._acting = [task for task in spec.tasks() if task not in servers] if spec else []
+        self._alive: set[Task] = set()
+        self._left: set[Task] = set()
+        self._by_goodbye = False
+
+    def targets(self) -> list[tuple[str, str]]:
+        """All servers and what opens a session on them, where there are several."""
+        if self.spec is None or len(self.servers) < 2:
+            return []
+        return [(str(task), self.spec.target(*task)) for task in self.servers]
+
+    # Members
+
+    def admit(self, task: Task, cluster: Mapping[str, Any] | None, servers: list[str]) -> None:
+        """Check who wants to join, and what cluster they believe to be in, if they say so.
+
+        Raises:
+            Refused: the message has the first difference, or the tasks that there are.
+        """
+        if self.spec is None:
+            return
+        if cluster is not None:
+            try:
+                difference = self.spec.difference(Spec(cluster))
+            except SchemaError as e:
+                raise Refused(f"{task} has no cluster: {e}") from None
+            mine = list(map(str, self.servers))
+            if difference is None and servers != mine:
+                difference = f"servers are {', '.join(mine)} here, {', '.join(servers)} there"
+            if difference is not None:
+                raise Refused(
+                    f"the cluster that {task} was given is not the one of this server,"
+                    f" {self.own}: {difference}; give all processes the same"
+                )
+        if task.job in self.spec.jobs:
+            there = self.spec.task_indices(task.job)
+            if task.number < 0:
+                raise Refused(f"say which task of job '{task.job}' this is: index= one of {there}")
+            if task.number not in there:
+                raise Refused(f"no task {task} in the cluster; job '{task.job}' has {there}")
+
+    def joined(self, task: Task) -> None:
+        """A task is there."""
+        self._alive.add(task)
+        self._left.discard(task)
+        if task.job in CHIEFS and self._by_goodbye:
+            # It has come back in time, and goes on.
+            self.reason, self._by_goodbye = None, False
+
+    def gone(self, task: Task, *, goodbye: bool) -> None:
+        """A task is not there any more; without a goodbye it may come back."""
+        self._alive.discard(task)
+        if goodbye:
+            self._left.add(task)
+            if self.spec and task in self._acting and task.job in CHIEFS and self.reason is None:
+                self.reason, self._by_goodbye = f"{task} has left", True
+
+    def stop(self, reason: str) -> None:
+        """Ask everybody to stop; the first reason stays."""
+        if self.reason is None or self._by_goodbye:
+            self.reason, self._by_goodbye = reason, False
+
+    def missing(self) -> list[Task]:
+        """The tasks without a server that are not there and have not said goodbye."""
+        return [t for t in self._acting if t not in self._alive and t not in self._left]
+
+    def present(self) -> list[Task]:
+        """The tasks without a server that are there."""
+        return [task for task in self._acting if task in self._alive]
+
+    @property
+    def phase(self) -> Phase:
+        """How far the cluster is."""
+        if not self._acting:
+            return Phase.RUNNING
+        if not self.present() and (self.reason is not None or not self.missing()):
+            return Phase.DONE
+        if self.reason is None or any(task.job in CHIEFS for task in self._alive):
+            return Phase.RUNNING
+        return Phase.ENDING
+
+    # Homes
+
+    def locate(self, kind: str, name: str, proposal: str) -> str | NotYet:
+        """The home of a name: what the first asker proposed; without any proposal not yet.
+
+        Raises:
+            UnknownName: it is proposed to be at a task that runs no server.
+        """
+        found = self.homes.get((kind, name))
+        if found is not None:
+            return found
+        if not proposal:
+            return NOT_YET
+        servers = list(map(str, self.servers))
+        if proposal not in servers:
+            raise UnknownName(f"{kind} '{name}': {proposal} runs no server; there are {servers}")
+        self.homes[kind, name] = proposal
+        return proposal

@@ -1,0 +1,221 @@
+"""How a session reaches the servers of its cluster, and which of them is the home of a name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from paceline.connection import Connection
+from paceline.core import messages as m
+from paceline.core.errors import Disconnected, PacelineError, TimedOut
+from paceline.transports.base import Address, transport
+
+_log = logging.getLogger("paceline")
+
+SAY_AFTER = 3.0
+"""Seconds after which it is said what a session waits for."""
+
+
+@dataclass
+class Joining:
+    """A process that wants to be in a cluster.
+
+    `cluster` and `servers` are what it was given, `secret` is asked for at each attempt.
+    """
+
+    job: str
+    index: int
+    secret: Callable[[], bytes]
+    cluster: dict[str, dict[int, str]] | None = None
+    servers: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> str:
+        """Its task, as people write it."""
+        return self.job if self.index < 0 else f"{self.job}:{self.index}"
+
+    def join(self, connection: Connection, token: bytes) -> m.Joined:
+        """Become a member; the connection ends if that is refused.
+
+        With one `token`, which is random, several attempts are the same joining.
+        """
+        request = m.Join(self.job, self.index, os.getpid(), token, self.cluster, self.servers)
+        try:
+            joined = connection.call(request)
+        except BaseException:
+            connection.close()
+            raise
+        connection.outlive(joined, token)
+        return joined
+
+
+class Lines:
+    """A session's lines: one to each server, or a single one.
+
+    `first` goes to the server that knows where names are at home.
+    """
+
+    def __init__(self, first: Connection, by_task: dict[str, Connection] | None = None) -> None:
+        self.first = first
+        self._by_task = by_task or {}
+        self._homes: dict[tuple[str, str], Connection] = {}
+        self._device = threading.local()
+
+    @property
+    def all(self) -> list[Connection]:
+        """All lines, `first` the first."""
+        return list(self._by_task.values()) or [self.first]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks at their other ends, where there are several."""
+        return list(self._by_task)
+
+    @property
+    def device(self) -> str:
+        """The task that this thread proposes as home of what it makes; empty for none."""
+        found: str = getattr(self._device, "task", "")
+        return found
+
+    @device.setter
+    def device(self, task: str) -> None:
+        self._device.task = task
+
+    def home(
+        self, kind: str, name: str, *, make: bool = True, timeout: float | None = 0.0
+    ) -> Connection:
+        """The line to the home of a name, which is chosen now if it is to be made.
+
+        Else it is waited for, for `timeout` seconds.
+        """
+        if len(self._by_task) < 2:
+            return self.first
+        found = self._homes.get((kind, name))
+        if found is None:
+            proposal = (self.device or self.tasks[0]) if make else ""
+            limit = 0.0 if make else timeout
+            request = m.Locate(kind, name, proposal, limit)
+            task = self.first.call(request, timeout=limit).content
+            found = self._homes[kind, name] = self._by_task[task]
+        return found
+
+
+def reached(target: str, joining: Joining, timeout: float | None) -> tuple[Lines, m.Joined]:
+    """Join at one server, and at the others of its cluster.
+
+    Raises:
+        TimedOut: one is not there in time; the message says which.
+        Refused: the secret is another one, or a living process has that task already.
+    """
+    until = _until(timeout)
+    address = Address.parse(target)
+    connection, joined = _reach(address, joining, until)
+    if not joined.servers:
+        return Lines(connection), joined
+    known = {str(address): connection}
+    try:
+        return Lines(*_all(joined.servers, joining, until, known)[:2]), joined
+    except BaseException:
+        connection.close()
+        raise
+
+
+def reached_all(
+    servers: Iterable[tuple[str, str]], joining: Joining, timeout: float | None
+) -> tuple[Lines, m.Joined]:
+    """Join at all servers of a cluster, each given by its task and target; raises as `reached`."""
+    first, by_task, joined = _all(servers, joining, _until(timeout), {})
+    assert joined is not None
+    return Lines(first, by_task), joined
+
+
+def _all(
+    servers: Iterable[tuple[str, str]],
+    joining: Joining,
+    until: float | None,
+    known: dict[str, Connection],
+) -> tuple[Connection, dict[str, Connection], m.Joined | None]:
+    made: dict[str, Connection] = {}
+    missing: dict[str, PacelineError] = {}
+    first: m.Joined | None = None
+    began = time.monotonic()
+    try:
+        for task, target in servers:
+            address = Address.parse(target)
+            if str(address) in known:
+                made[task] = known[str(address)]
+                continue
+            try:
+                made[task], joined = _reach(address, joining, until, task)
+            except TimedOut as e:
+                # The others are asked once, so that the message names all that are missing.
+                missing[f"{task} at {address}"] = e
+                continue
+            first = first or joined
+        if missing:
+            raise _incomplete(joining, missing, made, time.monotonic() - began)
+    except BaseException:
+        for connection in made.values():
+            if connection not in known.values():
+                connection.close()
+        raise
+    return next(iter(made.values())), made, first
+
+
+def _reach(
+    address: Address, joining: Joining, until: float | None, server: str = ""
+) -> tuple[Connection, m.Joined]:
+    """Connect and join, and try again until there is a server or the time is up."""
+    began = time.monotonic()
+    token = secrets.token_bytes(16)
+    said = False
+    pause = 0.005
+    while True:
+        left = None if until is None else until - time.monotonic()
+        try:
+            channel = transport(address.transport).connect(
+                address.place, joining.secret(), 10.0 if left is None else max(0.1, min(10.0, left))
+            )
+            arena = transport(address.transport).arena()
+            connection = Connection(channel, arena, str(address))
+            return connection, joining.join(connection, token)
+        except Disconnected as e:
+            waited = time.monotonic() - began
+            if left is not None and left <= pause:
+                raise _nobody(address, waited, e) from e
+            if waited > SAY_AFTER and not said:
+                said = True
+                where = f"{server} at {address}" if server else str(address)
+                _log.warning("%s waits for the server %s: %s", joining.task, where, e)
+        time.sleep(pause)
+        pause = min(0.25, pause * 1.5)
+
+
+def _until(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _nobody(address: Address, waited: float, error: PacelineError) -> PacelineError:
+    return TimedOut(
+        f"open a session on {address}, after {waited:.1f} s: {error}; starting the server there"
+        " ends the wait"
+    )
+
+
+def _incomplete(
+    joining: Joining,
+    missing: dict[str, PacelineError],
+    made: dict[str, Connection],
+    waited: float,
+) -> PacelineError:
+    there = f"; {', '.join(made)} answered" if made else ""
+    causes = "; ".join(dict.fromkeys(str(e.__cause__) for e in missing.values()))
+    return TimedOut(
+        f"open the session of {joining.task}, after {waited:.1f} s: {' and '.join(missing)} cannot"
+        f" be reached{there}: {causes}; starting what is missing ends the wait"
+    )

@@ -1,0 +1,80 @@
+"""What a server does about its cluster: homes of names, and being asked to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.core import messages as m
+from paceline.core.cluster_state import Phase
+from paceline.core.errors import Closed
+from paceline.core.waiting import NOT_YET
+from paceline.server.lines import Peer
+from paceline.server.service import Desk, Handler, Service, checked_name
+from paceline.transports.base import Frame
+
+
+class ClusterDesk(Desk):
+    """Where names are at home, and whether the cluster goes on.
+
+    `on_change` hears, on the server's thread, of each member that comes or goes, and of a stop.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.on_change: Callable[[str], None] = lambda said: None
+        self._stopped = False
+        service.came_or_went = self._came_or_went
+
+    def handlers(self) -> dict[type, Handler]:
+        return {m.Locate: self._locate, m.RequestStop: self._stop, m.Stopping: self._stopping}
+
+    def listing(self) -> tuple[str, dict[str, Any]]:
+        homes = self._service.cluster.homes
+        return "homes", {f"{kind} {name}": home for (kind, name), home in homes.items()}
+
+    def lost(self, peer: Peer) -> None:
+        """A name stays at home."""
+
+    def _came_or_went(self, peer: Peer, how: str) -> None:
+        self._changed(f"{peer.name} {how}")
+
+    def _changed(self, said: str) -> None:
+        """End the waits of all once the cluster is stopped: nobody can be expected to end them."""
+        service, cluster = self._service, self._service.cluster
+        stopped = cluster.reason is not None and cluster.phase is not Phase.RUNNING
+        for peer in service.peers():
+            if stopped:
+                service.parking.interrupt(peer, Closed(f"the cluster is done: {cluster.reason}"))
+            elif self._stopped:
+                service.parking.allow(peer)
+        self._stopped = stopped
+        self.on_change(said)
+
+    def _locate(self, peer: Peer, request: m.Locate, frame: Frame) -> None:
+        kind, name = checked_name(request.kind), checked_name(request.name)
+        cluster = self._service.cluster
+
+        def attempt() -> Any:
+            found = cluster.locate(kind, name, request.proposal)
+            return found if found is NOT_YET else m.Text(found)
+
+        def what() -> str:
+            there = sorted(each for of, each in cluster.homes if of == kind)
+            return (
+                f"nobody has made the {kind} '{name}' on any server; there are {there}; whoever"
+                f" makes it ends the wait; {self._service.who()}"
+            )
+
+        self._service.ask(peer, frame, ("home", kind, name), attempt, request.timeout, what)
+        if request.proposal:
+            self._service.parking.changed(("home", kind, name))
+
+    def _stop(self, peer: Peer, request: m.RequestStop, frame: Frame) -> None:
+        reason = request.reason or f"{peer.name} asked for it"
+        self._service.cluster.stop(reason)
+        self._service.answer(peer, frame.request, m.Done())
+        self._changed(f"{peer.name} asks all to stop: {reason}")
+
+    def _stopping(self, peer: Peer, request: m.Stopping, frame: Frame) -> None:
+        self._service.answer(peer, frame.request, m.Text(self._service.cluster.reason))
