@@ -30,6 +30,7 @@ from paceline.core.stats import Stats
 from paceline.counters import Counter
 from paceline.hosted import Server
 from paceline.queues import Queue
+from paceline.readers import Piece, Reader
 from paceline.session import Session
 from paceline.spec import ClusterSpec
 from paceline.variables import Snapshot, Variable
@@ -47,8 +48,10 @@ __all__ = [
     "FunctionError",
     "OutOfMemory",
     "PacelineError",
+    "Piece",
     "ProtocolError",
     "Queue",
+    "Reader",
     "Refused",
     "SchemaError",
     "Server",

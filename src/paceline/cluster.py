@@ -114,7 +114,7 @@ class Cluster(Closing):
         self._account.enter(BUSY)
         mine = self.session
         self.variable, self.queue, self.resources = mine.variable, mine.queue, mine.resources
-        self.counter, self.barrier = mine.counter, mine.barrier
+        self.counter, self.barrier, self.reader = mine.counter, mine.barrier, mine.reader
 
     def __repr__(self) -> str:
         return f"<Cluster of {self._crew.alive()} workers, {self._hosting.engine}>"

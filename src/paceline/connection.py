@@ -88,6 +88,8 @@ class Connection:
         """Asked once for what became of the server, when the connection has broken."""
         self.board: Array | None = None
         """The words that say which versions are current, where memory is shared with the server."""
+        self.worked_off = False
+        """Whether a reader has told this session that there is no more to do."""
         self.in_lockstep = False
         """Whether the server may answer reads with other versions than the current ones."""
         self.interrupts = channel.interrupts = Interrupts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -18,6 +19,7 @@ from paceline.counters import Counter, int64
 from paceline.packing import memory as buffer
 from paceline.packing import pack
 from paceline.queues import Queue
+from paceline.readers import Reader, packed, seconds
 from paceline.transports.base import Buffers
 from paceline.variables import Variable
 
@@ -158,6 +160,50 @@ class Resources(ABC):
             n = whole(n, f"barrier '{name}': n")
         found = home.call(m.DefineBarrier(name, n, limit), timeout=limit).content
         return Barrier(home, name, found["n"])
+
+    def reader(
+        self,
+        name: str,
+        pieces: Iterable[Any] | None = None,
+        *,
+        epochs: int | None = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        lease: float | None = None,
+        stream: bool = False,
+        timeout: float | None = 60.0,
+    ) -> Reader:
+        """The reader of that name: made of `pieces`, or waited for without any.
+
+        A piece is plain values, or dicts, lists and tuples of them, such as the name of a file.
+        There may be 1,048,576 of them, of 256 MB, and 64 MB in one call. Each is handed out once
+        in each of `epochs`, without end if that is `None`; with `shuffle` in another order each
+        epoch, the same for the same `seed`. A piece that is not done `lease` seconds after it was
+        handed out is handed out again, although its holder lives. To a `stream` pieces may be
+        added until it is closed; it has one epoch.
+
+        Raises:
+            SchemaError: it exists with other pieces or otherwise, the message shows both; or a
+                piece may not travel.
+            TimedOut: nobody made it within `timeout` seconds.
+        """
+        limit = checked_timeout(timeout)
+        home = self._home("reader", _named("reader", name))
+        if pieces is None and (epochs, shuffle, seed, lease, stream) != (1, False, 0, None, False):
+            raise SchemaError(f"reader '{name}': how to hand out pieces comes with the pieces")
+        if epochs is not None:
+            epochs = whole(epochs, f"reader '{name}': epochs", hint=", or None")
+        request = m.DefineReader(
+            name,
+            None if pieces is None else packed(name, pieces),
+            epochs,
+            bool(shuffle),
+            int64(seed, f"reader '{name}': seed"),
+            seconds(name, lease),
+            bool(stream),
+            limit,
+        )
+        return Reader(home, name, home.call(request, timeout=limit).content)
 
 
 def _defined(

@@ -209,6 +209,8 @@ class Session(Resources, Closing):
             return self.counter(name, None)
         if kind == "barrier":
             return self.barrier(name)
+        if kind == "reader":
+            return self.reader(name)
         raise FunctionError(f"a {kind} cannot be used in another process than the one that made it")
 
     def close(self) -> None:

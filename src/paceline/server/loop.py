@@ -18,6 +18,7 @@ from paceline.server.collection_desk import CollectionDesk
 from paceline.server.lines import Peer
 from paceline.server.poller import READ, WRITE, Poller
 from paceline.server.queue_desk import QueueDesk
+from paceline.server.reader_desk import ReaderDesk
 from paceline.server.service import Finish, Service, Work
 from paceline.server.tag_desk import TagDesk
 from paceline.server.variable_desk import VariableDesk
@@ -27,7 +28,8 @@ from paceline.transports.greeting import LIMIT, Greeting
 from paceline.transports.memory import MemoryChannel
 
 DESKS = (
-    VariableDesk, TagDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk, ClusterDesk
+    VariableDesk, TagDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk, ReaderDesk,
+    ClusterDesk,
 )  # fmt: skip
 STRANGERS = 256
 RELEASES = 16
@@ -43,7 +45,7 @@ PAUSE = 0.5
 """Seconds until a listener that could not accept tries again."""
 
 LOOK = 0.01
-"""Seconds until a write looks again whether somebody in this process let go of a version."""
+"""Seconds until one looks again whether another thread let go of a version, or leased a piece."""
 
 
 class Server:
@@ -307,6 +309,7 @@ class LocalServer:
         client, server = MemoryChannel.pair(waits=self._waits)
         peer = Peer(server)
         variables: VariableDesk = self.service.desk(VariableDesk)
+        readers: ReaderDesk = self.service.desk(ReaderDesk)
         self._ends.add(server)
 
         def pump() -> None:
@@ -323,7 +326,7 @@ class LocalServer:
         def tick() -> float | None:
             with self._lock:
                 limit = self.service.tick()
-                return _sooner(limit, LOOK) if variables.crowded else limit
+                return _sooner(limit, LOOK) if variables.crowded or readers.leasing else limit
 
         server.on_frame = pump
         client.idle = tick

@@ -53,6 +53,7 @@ class Collector:
         self._pending: Pending | None = None
         self._thread = threading.get_ident()
         self._connection.before_wait = self.step_back
+        self._connection.worked_off = False
         self._connection.in_lockstep = self._lockstep
 
     def steps(self) -> Generator[bool, None, None]:
@@ -89,7 +90,7 @@ class Collector:
                 close()
             with suppress(PacelineError):
                 self.step_back()
-        if self.items == 0:
+        if self.items == 0 and not self._connection.worked_off:
             raise FunctionError(
                 f"{self._name} returned without yielding an item; it should yield items for as long"
                 " as it is asked (`while True: ... yield item`)"

@@ -47,6 +47,7 @@ from paceline.core.messages.replies import (
     Items,
     Joined,
     Message,
+    PieceHead,
     R,
     Rejoined,
     Reply,
@@ -75,6 +76,10 @@ from paceline.core.messages.work import (
     AwaitCounter,
     DefineBarrier,
     DefineCounter,
+    DefineReader,
+    EndPiece,
+    FeedReader,
+    NextPiece,
 )
 
 __all__ = [
@@ -94,14 +99,17 @@ __all__ = [
     "DefineBarrier",
     "DefineCounter",
     "DefineQueue",
+    "DefineReader",
     "Defined",
     "Delivered",
     "Dequeue",
     "Done",
     "Drain",
     "EndCollection",
+    "EndPiece",
     "Enqueue",
     "Failed",
+    "FeedReader",
     "FindQueue",
     "Granted",
     "Head",
@@ -112,8 +120,10 @@ __all__ = [
     "Locate",
     "Message",
     "Next",
+    "NextPiece",
     "Offer",
     "OpenCollection",
+    "PieceHead",
     "QueueStats",
     "R",
     "Read",
@@ -187,6 +197,10 @@ Requests: TypeAlias = (
     | Locate
     | RequestStop
     | Stopping
+    | DefineReader
+    | NextPiece
+    | EndPiece
+    | FeedReader
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -132,6 +132,30 @@ class Rejoined(Message, tag=109, frozen=True, gc=False):
     received: int
 
 
+class PieceHead(Message, tag=140, frozen=True, gc=False):
+    """A piece of a reader's work, held under `delivery`; 0 when there will be no more.
+
+    `number` is its place among all pieces, `attempt` how often it has been handed out.
+    """
+
+    delivery: int
+    epoch: int = 0
+    number: int = 0
+    attempt: int = 0
+    layout: bytes = b""
+    values: list[Any] = []
+
+
 Reply: TypeAlias = (
-    Done | Version | Value | Defined | Items | Granted | Text | Failed | Joined | Rejoined
+    Done
+    | Version
+    | Value
+    | Defined
+    | Items
+    | Granted
+    | Text
+    | Failed
+    | Joined
+    | Rejoined
+    | PieceHead
 )

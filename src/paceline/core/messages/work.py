@@ -5,7 +5,7 @@ Each `Define` without a definition waits until somebody has made the resource.
 
 from __future__ import annotations
 
-from paceline.core.messages.replies import Done, Request, Text
+from paceline.core.messages.replies import Done, PieceHead, Request, RunHead, Some, Text
 
 
 class DefineCounter(Request[Text], tag=40, frozen=True, gc=False):
@@ -50,3 +50,40 @@ class AbortBarrier(Request[Done], tag=45, frozen=True, gc=False):
     """End the waits of those who have arrived."""
 
     name: str
+
+
+class DefineReader(Request[Text], tag=46, frozen=True, gc=False):
+    """Make a reader of these pieces, or find the one of the same; what it is."""
+
+    name: str
+    pieces: list[RunHead] | None
+    epochs: Some | None = 1
+    shuffle: bool = False
+    seed: int = 0
+    lease: float | None = None
+    stream: bool = False
+    timeout: float | None = 0.0
+
+
+class NextPiece(Request[PieceHead], tag=47, frozen=True, gc=False):
+    """The piece of delivery `done`, if it is not 0, is done; wait for another one."""
+
+    name: str
+    done: int
+    timeout: float | None
+
+
+class EndPiece(Request[Text], tag=48, frozen=True, gc=False):
+    """A piece is done, or `returned` to the head; whether it was this session's still."""
+
+    name: str
+    delivery: int
+    returned: bool = False
+
+
+class FeedReader(Request[Text], tag=49, frozen=True, gc=False):
+    """Add pieces, if there are any, all or none, and close it, if told to; its counters then."""
+
+    name: str
+    pieces: list[RunHead]
+    close: bool = False
