@@ -199,7 +199,7 @@ def test_other_options_that_cannot_be_are_refused_and_nothing_stays_open() -> No
 def test_what_will_not_fit_is_said_with_numbers() -> None:
     assert preflight(2, 1, 2, 1000) == []
     assert preflight(3, 1, 2, 1000) == [
-        "3 workers with 1 threads each on 2 cores: they will take turns"
+        "3 workers with 1 thread each on 2 cores: they will take turns"
     ]
     assert preflight(60, 1, 60, 1000) == [
         "60 workers need about 1024 file descriptors, 1000 are allowed: raise the limit (ulimit -n)"

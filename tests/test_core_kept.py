@@ -276,8 +276,8 @@ def test_what_is_not_kept_cannot_be_tagged_and_an_unknown_tag_lists_those_there_
     state.assign(stored())
     with pytest.raises(
         UnknownName,
-        match=r"^tag 'old' of 'v': version 2 is not kept; there are \[4, 5\]; a version is kept"
-        r" while it is current, tagged or held$",
+        match=r"^tag 'old' of 'v': version 2 \(count 2\) is not kept; those of counts \[4, 5\] are;"
+        r" a version is kept while it is current, tagged or held$",
     ):
         state.kept.tag("old", 2)
     for call in (state.kept.tagged, state.kept.untag):

@@ -483,3 +483,29 @@ def test_a_number_of_retries_is_whole(retries: Any) -> None:
         pytest.raises(paceline.SchemaError, match=r"^retries is a whole number"),
     ):
         cluster.map(square, [1], retries=retries)
+
+
+@every_engine
+def test_one_thread_maps_while_another_takes_batches(engine: str) -> None:
+    def makes(policy: Any) -> Any:
+        while True:
+            yield policy.read().tree
+
+    with quiet({"actor": 2, "eval": 1}, engine) as cluster:
+        policy = cluster.variable("policy", np.zeros(2))
+        batches = cluster.collect(makes, policy, batch_size=4)
+        call = Call(lambda: cluster.map(square, range(100)))
+        while call.is_alive():
+            batches.next(timeout=LIMIT)
+        assert call.outcome() == [x * x for x in range(100)]
+
+
+@every_engine
+def test_a_collection_takes_a_job_that_has_none(engine: str) -> None:
+    def names(worker: paceline.Worker) -> Any:
+        while True:
+            yield worker.job
+
+    with quiet({"actor": 1, "eval": 1}, engine) as cluster:
+        made = [cluster.collect(names, batch_size=1) for _ in range(2)]
+        assert [one.next(timeout=LIMIT).data for one in made] == [["actor"], ["eval"]]

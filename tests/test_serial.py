@@ -119,3 +119,16 @@ def test_a_batch_that_no_worker_can_complete_is_told() -> None:
         assert list(cluster.collect(one, batch_size=2, job="a")) == []
         batches = cluster.collect(endless, batch_size=3, job="b")
         assert batches.next().worker == ("b:0",) * 3
+
+
+def test_the_traceback_of_a_function_is_its_own_alone() -> None:
+    def reader(policy: Any) -> Iterator[Any]:
+        policy.read()
+        yield policy.read(tag="nope").tree
+
+    with quiet(1, "serial") as cluster:
+        policy = cluster.variable("policy", np.zeros(1))
+        batches = cluster.collect(reader, policy, batch_size=1)
+        with pytest.raises(WorkerFailed, match="no tag 'nope'") as caught:
+            batches.next(timeout=20)
+        assert "TimedOut" not in str(caught.value)

@@ -109,7 +109,8 @@ def test_a_version_that_is_gone_cannot_be_tagged(server: Serving) -> None:
     variable.assign(2)
     for version in (first, first + 9, -1):
         with pytest.raises(
-            UnknownName, match=r"^tag 'old' of 'v': version \d+ is not kept; there are \[3\]; a"
+            UnknownName,
+            match=r"^tag 'old' of 'v': version \S+ \(count \d+\) is not kept; those of counts",
         ):
             variable.tag("old", version)
     assert variable.tags() == {}
@@ -250,3 +251,10 @@ def test_workers_of_every_engine_read_tags_and_are_stamped_with_the_newest(engin
             assert batch.data["value"].tolist() == [LARGE] * 2
             policy.assign(np.zeros(LARGE))
         assert policy.tags() == {"gen-0": first}
+
+
+def test_a_tag_may_be_a_string_of_numpy(server: Serving) -> None:
+    variable = server.session().variable(np.str_("v"), 0)
+    variable.tag(np.str_("one"))
+    assert variable.read(tag=np.array(list(variable.tags()))[0]).tree == 0
+    variable.untag(np.str_("one"))

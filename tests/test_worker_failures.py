@@ -140,7 +140,7 @@ def test_an_error_says_where_with_what_seed_and_parameters(engine: str) -> None:
     with quiet(1, engine, restarts=0, seed=5) as cluster:
         policy = cluster.variable("policy", np.zeros(3))
         said = (
-            r"(?s)^worker:0 failed 1 times within 60 s, its budget is restarts=0; the last time:\n"
+            r"(?s)^worker:0 failed once within 60 s, its budget is restarts=0; the last time:\n"
             r'Traceback .*test_worker_failures\.py", line \d+, in breaks.*'
             r"ArithmeticError: in my own words\n"
             r"\(seed \d+, item 1, parameters' version 1\)$"

@@ -26,7 +26,7 @@ from paceline.core.schedule import SCHEDULES, ScheduleName
 from paceline.core.stats import CollectionStats, QueueStats, Stats, frozen, of_account, of_worker
 from paceline.crew.calls import Asked, packed
 from paceline.crew.crew import Crew
-from paceline.hosting import hosting, limits, preflight
+from paceline.hosting import hosting
 from paceline.progress import Mode
 from paceline.progress import progress as display
 from paceline.resources import CAPACITY_BYTES
@@ -109,7 +109,7 @@ class Cluster(Closing):
             self._end()
             raise
         self._watch = Watch(self.stats)
-        for warning in preflight(sum(jobs.values()), worker_threads, *limits()):
+        for warning in self._hosting.preflight(sum(jobs.values()), worker_threads):
             _log.warning("%s", warning)
         self._account.enter(BUSY)
         mine = self.session
@@ -149,7 +149,7 @@ class Cluster(Closing):
                 and reads in it give the versions of that moment. A run with a seed is then the same
                 on every engine, as long as its functions draw from `worker.seed` only. `max_lag`
                 has no say in it, nothing is dropped, and a worker's death ends it.
-            job: whose workers, where there are several jobs.
+            job: whose workers, where there are several; by default the first that do not collect.
             capacity, capacity_bytes: bounds of the collection's queue.
 
         Raises:
@@ -268,7 +268,7 @@ class Cluster(Closing):
             WorkerFailed: a worker died more often than its budget allows.
             SchemaError, FunctionError, Refused, Closed, Disconnected: as `map`.
         """
-        job = self._job(job, free=True)
+        job = self._job(job)
         inputs = [None] * self._crew.count(job)
         asked = self._crew.calling.call(
             job, packed(fn, resources), inputs, retries=None, pinned=True
@@ -285,7 +285,7 @@ class Cluster(Closing):
         job: str | None,
         all_of_them: bool = False,
     ) -> tuple[str, list[Asked]]:
-        job = self._job(job, free=True)
+        job = self._job(job)
         limit = checked_timeout(task_timeout, "task_timeout")
         retries = whole(retries, "retries", 0)
         function, sent = packed(fn, resources), [functions.dump(each) for each in inputs]
@@ -347,7 +347,7 @@ class Cluster(Closing):
 
     def _end(self) -> None:
         # Interrupted in one step, it still takes the next ones.
-        with ExitStack() as steps:
+        with self._crew.turn, ExitStack() as steps:
             steps.callback(self._hosting.close)
             if hasattr(self, "session"):
                 steps.callback(self.session.close)
@@ -364,12 +364,12 @@ class Cluster(Closing):
             _log.warning("%s", warning)
         return [seat.name for seat in self._crew.of(job)]
 
-    def _job(self, job: str | None, *, free: bool = False) -> str:
-        """A job that there is; by default the first, or the first that is `free` of collections."""
+    def _job(self, job: str | None) -> str:
+        """A job that there is; by default the first that does not collect, if there is one."""
         jobs = list(dict.fromkeys(seat.job for seat in self._crew.seats))
         if job is None:
-            idle = [name for name in jobs if all(seat.free for seat in self._crew.of(name))]
-            job = idle[0] if free and idle else jobs[0]
+            idle = (name for name in jobs if all(seat.free for seat in self._crew.of(name)))
+            job = next(idle, jobs[0])
         if job not in jobs:
             raise SchemaError(f"no workers of job {job!r}; there are {jobs}")
         return job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ class Workers(Protocol):
 
     @property
     def concurrent(self) -> bool: ...
+
+    @property
+    def turn(self) -> threading.RLock: ...
 
     def give(
         self,
@@ -218,15 +222,18 @@ class Collection(Closing, Generic[D]):
     def _ask_driving(self, limit: float | None) -> tuple[m.Items, Any]:
         """Where everything shares this thread: make the workers go on until there is a batch."""
         deadline = None if limit is None else time.monotonic() + limit
-        while True:
-            try:
-                return self._ask_once(0)
-            except TimedOut as e:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise
+        with self._workers.turn:
+            while True:
+                try:
+                    return self._ask_once(0)
+                except TimedOut as e:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise
+                    missing = str(e)
+                # Out of the handler: what a worker's function raises is not an error of this one.
                 if not self._connection.interrupts.during(self._workers.drive):
-                    raise WouldBlock(f"{e}; no worker can go on") from e
-            self._check()
+                    raise WouldBlock(f"{missing}; no worker can go on")
+                self._check()
 
     def _back(self, items: m.Items) -> m.Delivered:
         return m.Delivered(self.name, items.delivery, True)

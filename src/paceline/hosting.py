@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from paceline import ps
 from paceline.core.errors import UnknownName
+from paceline.core.numbers import counted
 from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine, show
 from paceline.server.loop import LocalServer
 from paceline.session import Session
@@ -61,6 +62,9 @@ class Launched:
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
         return Setup(self._target, self._secret, job, index, seed, alone=True)
+
+    def preflight(self, workers: int, threads: int) -> list[str]:
+        return preflight(workers, threads, *limits())
 
     def chief(self) -> Session:
         session = Session(self._target, secret=self._secret, job="chief", index=0)
@@ -122,6 +126,9 @@ class Local:
     def setup(self, job: str, index: int, seed: int) -> Setup:
         return Setup(None, b"", job, index, seed, self._server.connect)
 
+    def preflight(self, workers: int, threads: int) -> list[str]:
+        return preflight(workers, threads, *limits()) if self.engine.concurrent else []
+
     def chief(self) -> Session:
         return Session(job="chief", index=0, channel=self._server.connect())
 
@@ -148,7 +155,8 @@ def preflight(workers: int, threads: int, cores: int, descriptors: int) -> list[
     found = []
     if workers * threads > cores:
         found.append(
-            f"{workers} workers with {threads} threads each on {cores} cores: they will take turns"
+            f"{workers} workers with {counted(threads, 'thread')} each on {cores} cores: they will"
+            " take turns"
         )
     needed = DESCRIPTORS + DESCRIPTORS_PER_WORKER * workers
     if needed > descriptors:

@@ -85,7 +85,8 @@ class Resources(ABC):
         if value is _UNSET and memory is not None:
             raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
         make, began = value is not _UNSET, time.monotonic()
-        home = self._home("variable", _named("variable", name), make=make, timeout=limit)
+        name = _named("variable", name)
+        home = self._home("variable", name, make=make, timeout=limit)
         if value is _UNSET:
             limit = _left(limit, began)
             request = m.Await(name, limit)
@@ -119,7 +120,8 @@ class Resources(ABC):
         """
         limit = checked_timeout(timeout)
         make, began = capacity is not None, time.monotonic()
-        home = self._home("queue", _named("queue", name), make=make, timeout=limit)
+        name = _named("queue", name)
+        home = self._home("queue", name, make=make, timeout=limit)
         if capacity is None:
             limit = _left(limit, began)
             found = home.call(m.FindQueue(name, limit), timeout=limit).content
@@ -141,7 +143,8 @@ class Resources(ABC):
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
-        home = self._home("counter", _named("counter", name))
+        name = _named("counter", name)
+        home = self._home("counter", name)
         if start is not None:
             start = int64(start, f"counter '{name}': start")
         found = home.call(m.DefineCounter(name, start, limit), timeout=limit).content
@@ -155,7 +158,8 @@ class Resources(ABC):
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
-        home = self._home("barrier", _named("barrier", name))
+        name = _named("barrier", name)
+        home = self._home("barrier", name)
         if n is not None:
             n = whole(n, f"barrier '{name}': n")
         found = home.call(m.DefineBarrier(name, n, limit), timeout=limit).content
@@ -232,4 +236,4 @@ def _left(limit: float | None, began: float) -> float | None:
 def _named(kind: str, name: Any) -> str:
     if not isinstance(name, str):
         raise SchemaError(f"the name of a {kind} is a str, not {name!r}")
-    return name
+    return str(name)

@@ -317,4 +317,4 @@ def checked_tag(tag: Any) -> str:
     """
     if not isinstance(tag, str):
         raise SchemaError(f"a tag is a str, not {tag!r}")
-    return tag
+    return str(tag)

@@ -88,8 +88,8 @@ class KeptVersions:
             raise SchemaError(f"{what}: the variable has no value yet")
         if version not in self._stored:
             raise UnknownName(
-                f"{what}: version {count_of(version)} is not kept; there are"
-                f" {_some(map(count_of, sorted(self._stored)))}; a"
+                f"{what}: version {version} (count {count_of(version)}) is not kept; those of"
+                f" counts {_some(map(count_of, sorted(self._stored)))} are; a"
                 " version is kept while it is current, tagged or held"
             )
         found = self.tags.get(tag)

@@ -1,4 +1,4 @@
-"""Whole numbers that users give."""
+"""Whole numbers: those that users give, and those that messages say."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ def whole(number: Any, what: str, least: int = 1, hint: str = "") -> int:
     except TypeError:
         pass
     raise SchemaError(f"{what} is a whole number, {least} or more{hint}, not {number!r}")
+
+
+def counted(number: int, what: str) -> str:
+    """`number` of something, in words: "1 thread", "2 threads"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def times(number: int) -> str:
+    """How often: "once", "2 times"."""
+    return "once" if number == 1 else f"{number} times"

@@ -201,9 +201,10 @@ class Calling:
         As elsewhere, none begins once another of them has failed, unless all are wanted.
         """
         for each in asked:
-            while not each.future.done():
-                if not self._care.drive():
-                    raise WouldBlock(f"{each}: no worker can go on")
+            with self._care.turn:
+                while not each.future.done():
+                    if not self._care.drive():
+                        raise WouldBlock(f"{each}: no worker can go on")
             if each.future.cancelled() or (each.future.exception() and not all_of_them):
                 return
 

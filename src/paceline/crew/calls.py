@@ -16,6 +16,7 @@ from paceline.core import errors
 from paceline.core import tree as trees
 from paceline.core.call_state import Call, CallState
 from paceline.core.errors import PacelineError, TaskFailed, TimedOut, WorkerFailed
+from paceline.core.numbers import times
 from paceline.core.stats import CallStats
 from paceline.core.waiting import NOT_YET
 from paceline.worker.line import KEPT, Answer, Ask, Load
@@ -164,9 +165,10 @@ class Calls:
         if call.again:
             self._state.again(call)
         else:
-            times = "once" if call.begun == 1 else f"{call.begun} times"
             asked = self._asked[call.number]
-            self._fail(call, WorkerFailed(f"{asked} killed its worker {times}; at last {how}"))
+            self._fail(
+                call, WorkerFailed(f"{asked} killed its worker {times(call.begun)}; at last {how}")
+            )
         return call.retries is not None
 
     def overdue(self, now: float) -> list[int]:
@@ -218,10 +220,10 @@ class Calls:
         if call.again:
             self._state.again(call)
             return
-        times = "" if call.begun == 1 else f", {call.begun} times"
+        often = "" if call.begun == 1 else f", {times(call.begun)}"
         asked = self._asked[call.number]
         text = f"{asked} took more than task_timeout={call.timeout} s in {self._named(worker)}"
-        self._fail(call, TimedOut(text + times))
+        self._fail(call, TimedOut(text + often))
 
     def _fail(self, call: Call, error: PacelineError) -> None:
         asked = self._asked.pop(call.number)

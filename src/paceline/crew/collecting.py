@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from paceline.core.errors import Closed, PacelineError, Refused, WorkerFailed
@@ -28,6 +29,11 @@ class Collecting:
     def concurrent(self) -> bool:
         """Whether workers run beside the caller."""
         return self._care.concurrent
+
+    @property
+    def turn(self) -> threading.RLock:
+        """Held by whoever drives the workers, from looking for a batch to having it."""
+        return self._care.turn
 
     def drive(self) -> bool:
         """Where workers share the caller's thread: let each go on a step; whether any did."""

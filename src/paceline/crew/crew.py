@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.core.budget import WINDOW, Budget
 from paceline.core.errors import Closed, Disconnected, PacelineError, WorkerFailed
+from paceline.core.numbers import times
 from paceline.core.stats import Place
 from paceline.crew.calling import Calling
 from paceline.crew.collecting import NEEDS_ALL, Collecting
@@ -57,6 +58,7 @@ class Crew(Listener, Care):
         self._by_task: dict[Task, Seat] = {}
         self._events: deque[tuple[float, Task, object]] = deque()
         self.lock = threading.RLock()
+        self.turn = threading.RLock()
         # The engine's thread only notes and wakes; it never waits for the lock.
         self._wake = threading.Event()
         self._process = os.getpid()
@@ -160,7 +162,7 @@ class Crew(Listener, Care):
         if seat.budget.allow(time.monotonic()):
             return True
         text = (
-            f"{seat.name} failed {seat.budget.used + 1} times within {WINDOW:.0f} s, its budget is"
+            f"{seat.name} failed {times(seat.budget.used + 1)} within {WINDOW:.0f} s, its budget is"
             f" restarts={seat.budget.restarts}; the last time:\n{error}"
         )
         self.fail(seat, WorkerFailed(text))

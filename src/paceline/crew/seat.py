@@ -66,10 +66,15 @@ class Seat:
 
 
 class Care(ABC):
-    """Looks after the seats. Whoever gives them work holds `lock` while doing so."""
+    """Looks after the seats. Whoever gives them work holds `lock` while doing so.
+
+    Where workers share the caller's thread, several threads take turns at driving them: a loop that
+    does holds `turn`, and takes it before `lock`.
+    """
 
     seats: Sequence[Seat]
     lock: threading.RLock
+    turn: threading.RLock
 
     @property
     @abstractmethod

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from paceline.core import messages as m
 from paceline.core.account import Account, Times
-from paceline.core.errors import PacelineError, TimedOut
+from paceline.core.errors import PacelineError, SchemaError, TimedOut
 from paceline.engines.base import Link
 from paceline.session import Session
 from paceline.worker.line import Setup, StopJob
@@ -47,9 +47,19 @@ class Worker:
 
         Under one name several values may be noted for one item. `steps` is summed up and shown as a
         rate; of other names the progress line shows the mean of the newest.
+
+        Raises:
+            SchemaError: a value is no number.
         """
         for name, value in metrics.items():
-            self._logged.setdefault(name, []).append(float(value))
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                raise SchemaError(
+                    f"worker.log({name}={value!r}): a number is noted; what else an item has to say"
+                    " belongs into the item"
+                ) from None
+            self._logged.setdefault(name, []).append(number)
 
     def should_stop(self) -> bool:
         """Whether nobody wants what the function makes; one that takes long can look."""
