@@ -36,8 +36,7 @@ class Server(Closing):
         cluster: the tasks and their addresses; the same in all processes.
         job_name, task_index: which of them this is; by default what the spec's file or the
             environment said; the first task of a job that has one alone.
-        servers: which jobs or tasks run servers; by default `ps` or, where there is no such job,
-            all but `chief`, `master`, `worker` and `evaluator`. This task is one of them.
+        servers: which jobs or tasks run servers, if the spec does not say it; this is one of them.
         secret: what the cluster's processes know, and nobody else.
         secret_file: a file of mode 0600 that has it. Without both it is in the file that
             PACELINE_SECRET_FILE names or, where only this host can reach the cluster's servers, in
@@ -155,12 +154,13 @@ class Server(Closing):
 
     def _hear(self, said: str) -> None:
         """On the server's thread."""
+        if said:
+            self._news(f"{self.task}: {said}; {self.told()}")
         phase = self._state.phase
         with self._changed:
             if phase is not self._phase:
                 self._phase, self._since = phase, time.monotonic()
                 self._changed.notify_all()
-        self._news(f"{self.task}: {said}; {self.told()}")
 
 
 def _task(cluster: ClusterSpec, job: str | None, index: int | None) -> Task:

@@ -17,6 +17,7 @@ from paceline.transports.base import Address, transport
 
 _log = logging.getLogger("paceline")
 
+LOOK_LIMIT = 2.0
 SAY_AFTER = 3.0
 """Seconds after which it is said what a session waits for."""
 
@@ -194,6 +195,26 @@ def _reach(
                 _log.warning("%s waits for the server %s: %s", joining.task, where, e)
         time.sleep(pause)
         pause = min(0.25, pause * 1.5)
+
+
+def look(target: str, secret: bytes) -> list[str]:
+    """The members that a server knows, asked by a guest.
+
+    Raises:
+        Disconnected: nobody is there.
+        Refused: its secret is another one.
+    """
+    address = Address.parse(target)
+    channel = transport(address.transport).connect(address.place, secret, LOOK_LIMIT)
+    connection = Connection(channel, transport(address.transport).arena(), str(address))
+    left = False
+    try:
+        Joining("look", -1, lambda: secret).join(connection, b"")
+        members: list[str] = connection.call(m.Resources()).content["members"]
+        left = connection.leave()
+        return [name for name in members if not name.startswith("look:")]
+    finally:
+        connection.close(left=left)
 
 
 def _until(timeout: float | None) -> float | None:

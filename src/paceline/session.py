@@ -47,8 +47,7 @@ class Session(Resources, Closing):
             own, ~/.paceline/secret, which a spec's first process makes.
         job, index: the task this process is; by default what the spec's file or the environment
             said. An index of -1 takes the next free one of a job that is not in the spec.
-        servers: which jobs or tasks of the spec run servers; by default `ps` or, where there is no
-            such job, all but `chief`, `master`, `worker` and `evaluator`.
+        servers: which jobs or tasks of the spec run servers, if the spec does not say it.
         timeout: seconds to wait for the servers to be there; the order of starting never matters.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ class ClusterSpec(Spec):
     Args:
         cluster: for each job the list of its tasks' addresses, or a dict of them by task number:
             `host:port` or `unix:/path`. Job names are free. Or another spec.
+        servers: which jobs and tasks (`ps:1`) run servers; by default `ps` or, where there is no
+            such job, all but `chief`, `master`, `worker` and `evaluator`.
+        task: the job and number of this process.
 
     Raises:
         SchemaError: something in it is none of that; the message says where, and what was found.
@@ -31,9 +34,13 @@ class ClusterSpec(Spec):
     __slots__ = ("_task",)
 
     def __init__(
-        self, cluster: Mapping[str, Any] | Spec, *, task: tuple[str, int] | None = None
+        self,
+        cluster: Mapping[str, Any] | Spec,
+        *,
+        servers: Iterable[str] | None = None,
+        task: tuple[str, int] | None = None,
     ) -> None:
-        super().__init__(cluster)
+        super().__init__(cluster, servers=servers)
         self._task = cluster.task if isinstance(cluster, ClusterSpec) else None
         if task is not None:
             self._task = Task(*task)
@@ -48,7 +55,8 @@ class ClusterSpec(Spec):
     def from_file(cls, path: str | os.PathLike[str]) -> ClusterSpec:
         """Read a file in TOML, or in JSON if that is how its name ends.
 
-        It has a table `cluster`, and maybe `task` with `type` and `index`, as TF_CONFIG has.
+        It has a table `cluster`; maybe `task` with `type` and `index`, as TF_CONFIG has; and maybe
+        a list `servers` of the jobs that run servers.
 
         Raises:
             OSError: there is no such file.

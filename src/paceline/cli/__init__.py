@@ -6,6 +6,8 @@ import click
 
 from paceline import __version__
 from paceline.cli.demo import demo
+from paceline.cli.run import run
+from paceline.cli.serve import serve
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -14,4 +16,5 @@ def main() -> None:
     """A data loader for data your model generates itself."""
 
 
-main.add_command(demo)
+for command in (demo, run, serve):
+    main.add_command(command)

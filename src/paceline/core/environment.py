@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.errors import SchemaError
+from paceline.core.errors import SchemaError, UnknownName
 from paceline.core.spec import Spec, Task
 
 VARIABLES = ("PACELINE_CLUSTER", "TF_CONFIG")
@@ -58,8 +58,10 @@ def of_content(source: str, found: Any) -> tuple[Spec, Task | None]:
         has = [*found] if isinstance(found, dict) else repr(found)[:60]
         raise SchemaError(f"{source}: the field 'cluster' is missing; found {has}")
     try:
-        spec = Spec(found["cluster"])
-    except SchemaError as e:
+        spec = Spec(found["cluster"], servers=found.get("servers"))
+        if "servers" in found:
+            spec.servers()
+    except (SchemaError, UnknownName) as e:
         raise SchemaError(f"{source}: {e}") from None
     told = found.get("task")
     if told is None:

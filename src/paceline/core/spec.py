@@ -55,17 +55,22 @@ class Spec:
     Args:
         cluster: for each job the list of its tasks' addresses, or a dict of them by task number:
             `host:port` or `unix:/path`. Job names are free.
+        servers: which jobs and tasks (`ps:1`) run servers, where their names do not say so.
 
     Raises:
         SchemaError: something in it is none of that; the message says where, and what was found.
     """
 
-    __slots__ = ("_tasks",)
+    __slots__ = ("_chosen", "_tasks")
 
-    def __init__(self, cluster: Mapping[str, Any] | Spec) -> None:
+    def __init__(
+        self, cluster: Mapping[str, Any] | Spec, *, servers: Iterable[str] | None = None
+    ) -> None:
         self._tasks: dict[str, dict[int, str]]
+        self._chosen = None if servers is None else _names(servers)
         if isinstance(cluster, Spec):
             self._tasks = cluster._tasks
+            self._chosen = cluster._chosen if servers is None else self._chosen
             return
         found: Any = cluster
         if not isinstance(found, Mapping) or not found:
@@ -146,13 +151,15 @@ class Spec:
     def servers(self, chosen: Iterable[str] | None = None) -> list[Task]:
         """The tasks that run servers, the first of them first.
 
-        These are the jobs and tasks (`ps:1`) that were `chosen`. By default they are the job `ps`
-        or, where there is none, all jobs but `chief`, `master`, `worker` and `evaluator`.
+        These are the jobs and tasks (`ps:1`) that were `chosen`, here or when the spec was made. By
+        default they are the job `ps` or, where there is none, all jobs but `chief`, `master`,
+        `worker` and `evaluator`.
 
         Raises:
             SchemaError: there are none.
             UnknownName: there is no such job or task.
         """
+        chosen = self._chosen if chosen is None else _names(chosen)
         if chosen is None:
             jobs = ["ps"] if "ps" in self._tasks else [j for j in self._tasks if j not in ACTING]
             if not jobs:
@@ -161,8 +168,6 @@ class Spec:
                     f" servers=[{self.jobs[0]!r}]"
                 )
             return self.tasks(jobs)
-        if isinstance(chosen, str):
-            chosen = [chosen]
         found: dict[Task, None] = {}
         for each in chosen:
             alone = each in self._tasks or ":" not in each
@@ -170,7 +175,7 @@ class Spec:
                 self.address(*task)
                 found[task] = None
         if not found:
-            raise SchemaError(f"servers={chosen!r} are none; there are the jobs {self.jobs}")
+            raise SchemaError(f"servers={[*chosen]} are none; there are the jobs {self.jobs}")
         return list(found)
 
     def difference(self, other: Spec) -> str | None:
@@ -187,6 +192,14 @@ class Spec:
         if job not in self._tasks:
             raise UnknownName(f"no job {job!r} in the cluster; there are {self.jobs}")
         return self._tasks[job]
+
+
+def _names(servers: Any) -> tuple[str, ...]:
+    if isinstance(servers, str):
+        servers = (servers,)
+    if not isinstance(servers, Iterable) or not all(isinstance(each, str) for each in servers):
+        raise SchemaError(f"servers: a list of jobs and tasks such as 'ps:1', not {_cut(servers)}")
+    return tuple(servers)
 
 
 def _job(job: Any) -> str:

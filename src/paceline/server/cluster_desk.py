@@ -17,7 +17,8 @@ from paceline.transports.base import Frame
 class ClusterDesk(Desk):
     """Where names are at home, and whether the cluster goes on.
 
-    `on_change` hears, on the server's thread, of each member that comes or goes, and of a stop.
+    `on_change` hears, on the server's thread, of each member that comes or goes, and of a stop; of
+    guests it hears no words.
     """
 
     def __init__(self, service: Service) -> None:
@@ -37,7 +38,9 @@ class ClusterDesk(Desk):
         """A name stays at home."""
 
     def _came_or_went(self, peer: Peer, how: str) -> None:
-        self._changed(f"{peer.name} {how}")
+        spec = self._service.cluster.spec
+        guest = spec is None or peer.member is None or peer.member.job not in spec.jobs
+        self._changed("" if guest else f"{peer.name} {how}")
 
     def _changed(self, said: str) -> None:
         """End the waits of all once the cluster is stopped: nobody can be expected to end them."""

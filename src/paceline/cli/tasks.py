@@ -1,0 +1,72 @@
+"""What the commands for one task of a cluster share: who it is, and where the others are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paceline import ClusterSpec, Disconnected, PacelineError
+from paceline import secret as secrets
+from paceline.core.spec import Task
+from paceline.reach import look
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def of_a_task(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which task of which cluster."""
+    for option in (
+        click.option("--secret-file", type=FILE, help="Of mode 0600; the same for all processes."),
+        click.option("--task", type=click.IntRange(0), help="Its number; 0 if there is one alone."),
+        click.option("--job", help="The job that this process is a task of."),
+        click.option("--cluster", type=FILE, help="TOML or JSON; without it TF_CONFIG or Slurm."),
+    ):
+        command = option(command)
+    return command
+
+
+def found(cluster: Path | None, job: str | None, task: int | None) -> ClusterSpec:
+    """The spec, with this process's task.
+
+    Raises:
+        PacelineError: there is none, it is malformed, or it has no such task.
+        UsageError: nothing says which task this is.
+    """
+    spec = ClusterSpec.from_environment() if cluster is None else ClusterSpec.from_file(cluster)
+    if job is None and spec.task is not None:
+        job, task = spec.task.job, spec.task.number if task is None else task
+    if job is None:
+        raise click.UsageError(f"say which task this is: --job, one of {spec.jobs}, and --task")
+    there = spec.task_indices(job)
+    if task is None and len(there) > 1:
+        raise click.UsageError(f"say which task of job '{job}' this is: --task, one of {there}")
+    return ClusterSpec(spec, task=(job, there[0] if task is None else task))
+
+
+def introduce(spec: ClusterSpec, secret_file: Path | None, what: str) -> None:
+    """Print what this process is, where the servers should be, and who is missing."""
+    own = spec.task
+    jobs = ", ".join(f"{job}: {spec.num_tasks(job)}" for job in spec.jobs)
+    click.echo(f"{own} of a cluster of {jobs}: process {os.getpid()} {what}")
+    servers = [task for task in spec.servers() if task != own]
+    targets = [spec.target(*task) for task in servers]
+    secret = secrets.found(None, secret_file, targets, str(own))
+    here: set[str] = {str(own)}
+    for task, target in zip(servers, targets, strict=True):
+        click.echo(f"  {task} should be at {target}: {_state(task, target, secret, here)}")
+    missing = [str(t) for t in spec.tasks() if str(t) not in here]
+    click.echo(f"  missing: {', '.join(missing) or 'nobody'}")
+
+
+def _state(task: Task, target: str, secret: bytes, here: set[str]) -> str:
+    try:
+        here |= {str(task), *look(target, secret)}
+    except Disconnected:
+        return "nobody is there yet"
+    except PacelineError as e:
+        return str(e)
+    return "it is there"

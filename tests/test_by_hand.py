@@ -1,0 +1,232 @@
+"""Clusters started by hand: every process from a command line, in unlucky order, some killed."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import LIMIT, until
+from hands import cluster, ended, start, toml
+
+import paceline
+
+CHIEF = """
+import sys
+import numpy as np
+import paceline
+
+with paceline.Session.from_environment() as session:
+    with session.device("/job:ps/task:1"):
+        session.variable("w", np.zeros(2))
+    results = session.queue("results", 4)
+    seen = set()
+    while len(seen) < 3:
+        seen.add(results.dequeue())
+    print(sorted(seen), sys.argv[1:], flush=True)
+"""
+
+WORKER = """
+import numpy as np
+import paceline
+
+with paceline.Session.from_environment() as session:
+    weights, results = session.variable("w"), session.queue("results")
+    print("works", flush=True)
+    try:
+        while not session.should_stop():
+            weights.assign_add(np.ones(2))
+            results.enqueue(session.task)
+    except paceline.Closed as e:
+        print(e)
+"""
+
+programs = list[subprocess.Popen[str]]
+
+
+class Hand:
+    """Somebody at several terminals."""
+
+    def __init__(self, folder: Path, spec: paceline.ClusterSpec) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.started: programs = []
+        toml(spec, folder / "cluster.toml")
+        (folder / "chief.py").write_text(CHIEF)
+        (folder / "worker.py").write_text(WORKER)
+
+    def paceline(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        made = start("-m", "paceline", *words, folder=self.folder, **environment)
+        self.started.append(made)
+        return made
+
+    def serve(self, index: int, job: str = "ps", *more: str) -> subprocess.Popen[str]:
+        return self.paceline(
+            "serve", "--cluster", "cluster.toml", "--job", job, "--task", str(index), *more
+        )
+
+    def run(self, script: str, job: str, index: int, *more: str) -> subprocess.Popen[str]:
+        return self.paceline(
+            "run", script, "--cluster", "cluster.toml", "--job", job, "--task", str(index), *more
+        )
+
+    def close(self) -> None:
+        for program in self.started:
+            program.kill()
+            program.communicate()
+
+
+@pytest.fixture
+def hand(tmp_path: Path) -> Iterator[Hand]:
+    made = Hand(tmp_path, cluster(tmp_path, ps=2, chief=1, worker=3))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def lines_until(program: subprocess.Popen[str], said: str) -> list[str]:
+    """What a program printed up to a line with these words."""
+    assert program.stdout is not None
+    found: list[str] = []
+    for line in program.stdout:
+        found.append(line)
+        if said in line:
+            return found
+    raise AssertionError(f"it never said {said!r}: {found}")
+
+
+def when_ended(running: programs) -> list[float]:
+    """The times at which programs end."""
+    times: dict[int, float] = {}
+
+    def all_have() -> bool:
+        for place, program in enumerate(running):
+            if place not in times and program.poll() is not None:
+                times[place] = time.monotonic()
+        return len(times) == len(running)
+
+    until(all_have)
+    return [times[place] for place in range(len(running))]
+
+
+@pytest.mark.timeout(120)
+def test_a_cluster_in_unlucky_order_works_and_ends_with_its_chief(hand: Hand) -> None:
+    workers = [hand.run("worker.py", "worker", n) for n in (2, 0, 1)]
+    chief = hand.run("chief.py", "chief", 0, "--", "--rate", "1")
+    for program in workers:
+        told = "".join(lines_until(program, "missing: "))
+        assert told.count(": nobody is there yet\n") == 2
+        assert "missing: ps:0, ps:1, chief:0, worker:" in told
+    servers = [hand.serve(1), hand.serve(0)]
+    everybody = [chief, *workers, *servers]
+    ends = when_ended(everybody)
+    out, _ = ended(chief)
+    assert "['worker:0', 'worker:1', 'worker:2'] ['--rate', '1']\n" in out
+    for program in workers:
+        ended(program)
+    for program in servers:
+        out, _ = ended(program)
+        assert re.search(r"^ps:\d: chief:0 has left; ", out, re.MULTILINE)
+        assert re.search(r"it ends\n\Z", out)
+    late = max(ends) - ends[0]
+    # The interpreters need time to end, too.
+    assert late < 2.0 + 2.0
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_was_killed_is_started_again_and_goes_on(hand: Hand) -> None:
+    hand.serve(0), hand.serve(1)
+    first = hand.run("worker.py", "worker", 0)
+    chief = hand.run("chief.py", "chief", 0)
+    lines_until(first, "works")
+    first.kill()
+    first.wait(LIMIT)
+    again = hand.run("worker.py", "worker", 0)
+    lines_until(again, "works")
+    others = [hand.run("worker.py", "worker", n) for n in (1, 2)]
+    for program in (chief, again, *others):
+        ended(program)
+
+
+def test_two_processes_for_one_task_and_the_second_is_refused(hand: Hand) -> None:
+    server, other = hand.serve(0), hand.serve(1)
+    first = hand.run("worker.py", "worker", 0)
+    lines_until(server, "worker:0 is here")
+    second = hand.run("worker.py", "worker", 0)
+    _, err = ended(second, 1)
+    assert f"task worker:0 is held by process {first.pid} and alive" in err
+    for program in (server, other):
+        program.send_signal(signal.SIGINT)
+        _, err = ended(program, 130)
+        assert err == "interrupted\n"
+
+
+def test_a_port_in_use_is_told_with_what_to_do(hand: Hand) -> None:
+    first = hand.serve(0)
+    lines_until(first, "missing: ")
+    _, err = ended(hand.serve(0), 1)
+    port = hand.spec.address("ps", 0).rpartition(":")[2]
+    assert "ps:0 cannot listen at tcp:127.0.0.1:" in err
+    assert f"`ss -ltnp 'sport = :{port}'` says which" in err
+    first.send_signal(signal.SIGTERM)
+    ended(first, 143)
+
+
+def test_another_secret_and_another_spec_are_refused(hand: Hand) -> None:
+    lines_until(hand.serve(0), "missing: ")
+    lines_until(hand.serve(1), "missing: ")
+    secret = hand.folder / "secret"
+    secret.write_text("not that of the others")
+    secret.chmod(0o600)
+    out, err = ended(hand.run("worker.py", "worker", 0, "--secret-file", str(secret)), 1)
+    assert "the server refused this session: its secret is another one" in out
+    assert "the server refused this session: its secret is another one" in err
+    secret.chmod(0o644)
+    _, err = ended(hand.run("worker.py", "worker", 0, "--secret-file", str(secret)), 1)
+    assert f"the secret file {secret} has mode 644: others may use it; chmod 600 it" in err
+    tasks: Any = hand.spec.as_dict()
+    toml(
+        paceline.ClusterSpec({**tasks, "worker": tasks["worker"][:2]}), hand.folder / "cluster.toml"
+    )
+    _, err = ended(hand.run("worker.py", "worker", 0), 1)
+    assert (
+        "the cluster that worker:0 was given is not the one of this server, ps:0: worker:2 is"
+        in err
+    )
+
+
+def test_tf_config_alone_says_it_all(hand: Hand) -> None:
+    spec = paceline.ClusterSpec({"ps": [hand.spec.address("ps", 0)], "worker": ["127.0.0.1:1"]})
+
+    def config(job: str) -> str:
+        return json.dumps({"cluster": spec.as_dict(), "task": {"type": job, "index": 0}})
+
+    (hand.folder / "one.py").write_text(
+        "import paceline\n"
+        "with paceline.Session.from_environment() as session:\n"
+        "    print(session.task, session.resources()['members'])\n"
+    )
+    worker = hand.paceline("run", "one.py", TF_CONFIG=config("worker"))
+    server = hand.paceline("serve", TF_CONFIG=config("ps"))
+    out, _ = ended(worker)
+    assert out.endswith("worker:0 ['worker:0']\n")
+    out, _ = ended(server)
+    assert out.endswith("ps:0: the cluster is done; nobody is here, nobody is missing: it ends\n")
+    _, err = ended(hand.paceline("serve", TF_CONFIG='{"cluster": 3}'), 1)
+    assert "TF_CONFIG: a cluster is a dict of jobs with their tasks, not 3" in err
+    _, err = ended(hand.paceline("serve"), 1)
+    assert "no cluster in the environment" in err
+
+
+def test_what_is_not_said_is_asked_for(hand: Hand) -> None:
+    _, err = ended(hand.paceline("serve", "--cluster", "cluster.toml"), 2)
+    assert "say which task this is: --job, one of ['ps', 'chief', 'worker'], and --task" in err
+    _, err = ended(hand.paceline("serve", "--cluster", "cluster.toml", "--job", "ps"), 2)
+    assert "say which task of job 'ps' this is: --task, one of [0, 1]" in err
+    _, err = ended(hand.serve(7), 1)
+    assert "no task ps:7 in the cluster; job 'ps' has [0, 1]" in err
