@@ -258,3 +258,16 @@ def test_a_tag_may_be_a_string_of_numpy(server: Serving) -> None:
     variable.tag(np.str_("one"))
     assert variable.read(tag=np.array(list(variable.tags()))[0]).tree == 0
     variable.untag(np.str_("one"))
+
+
+@pytest.mark.parametrize("call", ["tag", "variable", "queue"])
+def test_a_name_that_no_text_can_hold_is_refused(server: Serving, call: str) -> None:
+    session = server.session()
+    variable = session.variable("v", 0)
+    calls: dict[str, Any] = {
+        "tag": variable.tag,
+        "variable": session.variable,
+        "queue": session.queue,
+    }
+    with pytest.raises(SchemaError, match=r"is a str that UTF-8 can hold, not '\\ud800'$"):
+        calls[call]("\ud800")

@@ -305,7 +305,7 @@ class Cluster(Closing):
             Disconnected: the server is gone.
         """
         content = self.session.connection.call(m.Stats()).content
-        now = time.monotonic()
+        places, now = self._crew.places(), time.monotonic()
         current = {
             name: state["version"]
             for name, state in content["collections"].items()
@@ -319,7 +319,7 @@ class Cluster(Closing):
             server=None if server is None else of_account(Times(*server)),
             workers=tuple(
                 of_worker(place, content["members"].get(place.name), current, now)
-                for place in self._crew.places()
+                for place in places
             ),
             collections=frozen(content["collections"], CollectionStats),
             queues=frozen(content["queues"], QueueStats),

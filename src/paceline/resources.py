@@ -14,6 +14,7 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
+from paceline.core.names import text
 from paceline.core.numbers import whole
 from paceline.counters import Counter, int64
 from paceline.packing import memory as buffer
@@ -234,6 +235,4 @@ def _left(limit: float | None, began: float) -> float | None:
 
 
 def _named(kind: str, name: Any) -> str:
-    if not isinstance(name, str):
-        raise SchemaError(f"the name of a {kind} is a str, not {name!r}")
-    return str(name)
+    return text(name, f"the name of a {kind}")

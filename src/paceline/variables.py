@@ -13,6 +13,7 @@ from paceline.core import messages as m
 from paceline.core import versions
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
+from paceline.core.names import text
 from paceline.core.tree import Array
 from paceline.packing import memory, pack, view
 from paceline.transports.base import Lease
@@ -310,11 +311,5 @@ class Variable(Generic[T]):
 
 
 def checked_tag(tag: Any) -> str:
-    """`tag`, if it can be one.
-
-    Raises:
-        SchemaError: it is no text.
-    """
-    if not isinstance(tag, str):
-        raise SchemaError(f"a tag is a str, not {tag!r}")
-    return str(tag)
+    """`tag`, if it can be one; `SchemaError` if not."""
+    return text(tag, "a tag")
