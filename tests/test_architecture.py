@@ -68,6 +68,7 @@ FILE_LINES = 400
 FUNCTION_LINES = 50
 
 PUBLIC_NAMES = [
+    "Accumulator",
     "Barrier",
     "Batch",
     "Closed",
@@ -77,6 +78,7 @@ PUBLIC_NAMES = [
     "Counter",
     "Disconnected",
     "FunctionError",
+    "Mean",
     "OutOfMemory",
     "PacelineError",
     "Piece",
@@ -97,6 +99,7 @@ PUBLIC_NAMES = [
     "Variable",
     "Worker",
     "WorkerFailed",
+    "WorkerLeft",
     "WouldBlock",
     "__version__",
 ]

@@ -5,6 +5,7 @@ newest parameters and send back what happened.
 """
 
 from paceline._version import __version__
+from paceline.accumulators import Accumulator, Mean
 from paceline.barriers import Barrier
 from paceline.batches import Batch
 from paceline.cluster import Cluster
@@ -24,6 +25,7 @@ from paceline.core.errors import (
     UnknownName,
     Unsupported,
     WorkerFailed,
+    WorkerLeft,
     WouldBlock,
 )
 from paceline.core.stats import Stats
@@ -37,6 +39,7 @@ from paceline.variables import Snapshot, Variable
 from paceline.worker.handle import Worker
 
 __all__ = [
+    "Accumulator",
     "Barrier",
     "Batch",
     "Closed",
@@ -46,6 +49,7 @@ __all__ = [
     "Counter",
     "Disconnected",
     "FunctionError",
+    "Mean",
     "OutOfMemory",
     "PacelineError",
     "Piece",
@@ -66,6 +70,7 @@ __all__ = [
     "Variable",
     "Worker",
     "WorkerFailed",
+    "WorkerLeft",
     "WouldBlock",
     "__version__",
 ]

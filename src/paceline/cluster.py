@@ -112,8 +112,8 @@ class Cluster(Closing):
         for warning in self._hosting.preflight(sum(jobs.values()), worker_threads):
             _log.warning("%s", warning)
         self._account.enter(BUSY)
-        mine = self.session
-        self.variable, self.queue, self.resources = mine.variable, mine.queue, mine.resources
+        mine, self.resources = self.session, self.session.resources
+        self.variable, self.queue, self.accumulator = mine.variable, mine.queue, mine.accumulator
         self.counter, self.barrier, self.reader = mine.counter, mine.barrier, mine.reader
 
     def __repr__(self) -> str:

@@ -88,17 +88,25 @@ class Lines:
         self._device.task = task
 
     def home(
-        self, kind: str, name: str, *, make: bool = True, timeout: float | None = 0.0
+        self,
+        kind: str,
+        name: str,
+        *,
+        make: bool = True,
+        near: Connection | None = None,
+        timeout: float | None = 0.0,
     ) -> Connection:
         """The line to the home of a name, which is chosen now if it is to be made.
 
-        Else it is waited for, for `timeout` seconds.
+        Then it is at the other end of `near`, if that is given. Else it is waited for, for
+        `timeout` seconds.
         """
         if len(self._by_task) < 2:
             return self.first
         found = self._homes.get((kind, name))
         if found is None:
-            proposal = (self.device or self.tasks[0]) if make else ""
+            wanted = next((task for task, line in self._by_task.items() if line is near), None)
+            proposal = (wanted or self.device or self.tasks[0]) if make else ""
             limit = 0.0 if make else timeout
             request = m.Locate(kind, name, proposal, limit)
             task = self.first.call(request, timeout=limit).content

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
+from paceline.accumulators import CAPACITY, Accumulator
 from paceline.barriers import Barrier
 from paceline.connection import Connection
 from paceline.core import messages as m
@@ -35,11 +36,18 @@ class Resources(ABC):
 
     @abstractmethod
     def _home(
-        self, kind: str, name: str, *, make: bool = True, timeout: float | None = 0.0
+        self,
+        kind: str,
+        name: str,
+        *,
+        make: bool = True,
+        near: Connection | None = None,
+        timeout: float | None = 0.0,
     ) -> Connection:
         """The line to the server that has the resource of that kind and name.
 
-        Where there are several servers, one is chosen now; or, unless it is to be made, waited for.
+        Where there are several servers, one is chosen now, `near` if given; or, unless it is to be
+        made, waited for.
         """
 
     @overload
@@ -209,6 +217,48 @@ class Resources(ABC):
             limit,
         )
         return Reader(home, name, home.call(request, timeout=limit).content)
+
+    def accumulator(
+        self,
+        name: str,
+        *,
+        variable: Variable[Any] | str | None = None,
+        like: Any = None,
+        max_lag: int | None = 0,
+        capacity: int = CAPACITY,
+        timeout: float | None = 60.0,
+    ) -> Accumulator:
+        """The accumulator of that name: made for `variable` or `like`, or waited for without both.
+
+        With a `variable`, gradients are applied with the version of it that they were made with,
+        and the accumulator is on the variable's server. Those with a lag above `max_lag` are
+        dropped; `None` drops none. Their structure is that of `like`, else the variable's: floats,
+        and arrays of floats or complexes. Without a variable nothing is ever too old. It holds at
+        most `capacity` gradients that were not taken.
+
+        Raises:
+            SchemaError: it exists with another definition, the message shows both; or there is a
+                leaf of which no mean is taken, which it names.
+            UnknownName: there is no such variable where the accumulator is.
+            TimedOut: nobody made it within `timeout` seconds.
+        """
+        limit = checked_timeout(timeout)
+        what = f"accumulator '{name}'"
+        linked = variable.name if isinstance(variable, Variable) else variable
+        near = None
+        if linked is not None:
+            near = self._home("variable", _named("variable", linked), make=False, timeout=limit)
+        make = near is not None or like is not None
+        _named("accumulator", name)
+        home = self._home("accumulator", name, make=make, near=near, timeout=limit)
+        if max_lag is not None:
+            max_lag = whole(max_lag, f"{what}: max_lag", 0, ", or None")
+        capacity = whole(capacity, f"{what}: capacity")
+        # Only the structure counts.
+        head = None if like is None else pack(home.arena, like, what)[0]
+        request = m.DefineAccumulator(name, head, linked, max_lag, capacity, limit)
+        found = home.call(request, timeout=limit).content
+        return Accumulator(home, name, found["variable"], found["max_lag"], found["capacity"])
 
 
 def _defined(

@@ -113,9 +113,15 @@ class Session(Resources, Closing):
         return self._connection
 
     def _home(
-        self, kind: str, name: str, *, make: bool = True, timeout: float | None = 0.0
+        self,
+        kind: str,
+        name: str,
+        *,
+        make: bool = True,
+        near: Connection | None = None,
+        timeout: float | None = 0.0,
     ) -> Connection:
-        return self._lines.home(kind, name, make=make, timeout=timeout)
+        return self._lines.home(kind, name, make=make, near=near, timeout=timeout)
 
     @contextmanager
     def device(self, task: str) -> Iterator[None]:
@@ -210,6 +216,8 @@ class Session(Resources, Closing):
             return self.barrier(name)
         if kind == "reader":
             return self.reader(name)
+        if kind == "accumulator":
+            return self.accumulator(name)
         raise FunctionError(f"a {kind} cannot be used in another process than the one that made it")
 
     def close(self) -> None:

@@ -46,6 +46,28 @@ def add_values(
     return sums
 
 
+def mean(layout: bytes, trees: Sequence[tuple[bytes, Array | None]], out: Array | None) -> None:
+    """Write the mean of `trees` to `out`, leaf by leaf, summed in the leaf's dtype and in order."""
+    totals = views(decoded(layout), out)
+    with np.errstate(all="ignore"):
+        for place, (its_layout, block) in enumerate(trees):
+            leaves = views(decoded(its_layout), block)
+            found = dict(zip(_arrays(its_layout), leaves, strict=True))
+            for path, total in zip(_arrays(layout), totals, strict=True):
+                if place == 0:
+                    total[...] = found[path]
+                else:
+                    np.add(total, found[path], out=total)
+        for total in totals:
+            np.divide(total, len(trees), out=total)
+
+
+def mean_values(layout: bytes, trees: Sequence[tuple[bytes, Sequence[float]]]) -> list[float]:
+    """The means of the plain values, which are floats."""
+    found = [dict(zip(_plain(one), values, strict=True)) for one, values in trees]
+    return [sum(each[path] for each in found) / len(found) for path in _plain(layout)]
+
+
 def _arrays(layout: bytes) -> list[str]:
     leaves = zip(paths(layout), decoded(layout).leaves, strict=True)
     return [path for path, leaf in leaves if leaf.shape is not None]

@@ -44,6 +44,10 @@ class WorkerFailed(PacelineError):
     """A worker cannot run; the message ends with the worker's own traceback."""
 
 
+class WorkerLeft(PacelineError):
+    """One whose part others wait for has left or died; the message names it."""
+
+
 class TaskFailed(PacelineError):
     """A function that was called in a worker raised; the message ends with its traceback."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.core.account import BUSY, IDLE, Account
 from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
+from paceline.server.accumulator_desk import AccumulatorDesk
 from paceline.server.cluster_desk import ClusterDesk
 from paceline.server.collection_desk import CollectionDesk
 from paceline.server.lines import Peer
@@ -29,7 +30,7 @@ from paceline.transports.memory import MemoryChannel
 
 DESKS = (
     VariableDesk, TagDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk, ReaderDesk,
-    ClusterDesk,
+    ClusterDesk, AccumulatorDesk,
 )  # fmt: skip
 STRANGERS = 256
 RELEASES = 16

@@ -47,6 +47,8 @@ class VariableDesk(Desk):
         self.states: dict[str, VariableState] = {}
         self._words: dict[str, int] = {}
         self._bounded: list[str] = []
+        # Who has to know of each new version, by the variable's name.
+        self.watchers: dict[str, list[Callable[[int], None]]] = {}
         self._rounds: list[Round] = []
         # Readers that make items in lockstep read the versions of their round.
         self._pinned: dict[Peer, Round] = {}
@@ -126,6 +128,8 @@ class VariableDesk(Desk):
 
     def _committed(self, name: str) -> None:
         self._board_words[self._words[name]] = self.states[name].version
+        for watcher in self.watchers.get(name, ()):
+            watcher(self.states[name].version)
         self._service.parking.changed(("variable", name))
         self.freed(name)
 

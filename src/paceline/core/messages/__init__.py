@@ -7,6 +7,13 @@ from typing import Any, TypeAlias
 import msgspec
 
 from paceline.core import errors
+from paceline.core.messages.accumulators import (
+    AccumulatorStats,
+    Apply,
+    Contribute,
+    DefineAccumulator,
+    Take,
+)
 from paceline.core.messages.cluster import Locate, RequestStop, Stopping
 from paceline.core.messages.collections import (
     CollectionStats,
@@ -46,6 +53,7 @@ from paceline.core.messages.replies import (
     Head,
     Items,
     Joined,
+    Mean,
     Message,
     PieceHead,
     R,
@@ -85,8 +93,10 @@ from paceline.core.messages.work import (
 __all__ = [
     "NO_VERSION",
     "AbortBarrier",
+    "AccumulatorStats",
     "Add",
     "AddToCounter",
+    "Apply",
     "Arrive",
     "Assign",
     "Await",
@@ -94,8 +104,10 @@ __all__ = [
     "Cancel",
     "CloseQueue",
     "CollectionStats",
+    "Contribute",
     "Count",
     "Define",
+    "DefineAccumulator",
     "DefineBarrier",
     "DefineCounter",
     "DefineQueue",
@@ -118,6 +130,7 @@ __all__ = [
     "Joined",
     "Leave",
     "Locate",
+    "Mean",
     "Message",
     "Next",
     "NextPiece",
@@ -143,6 +156,7 @@ __all__ = [
     "Stopping",
     "Tag",
     "Tags",
+    "Take",
     "Text",
     "Untag",
     "Usage",
@@ -201,6 +215,11 @@ Requests: TypeAlias = (
     | NextPiece
     | EndPiece
     | FeedReader
+    | DefineAccumulator
+    | Apply
+    | Take
+    | Contribute
+    | AccumulatorStats
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -146,6 +146,20 @@ class PieceHead(Message, tag=140, frozen=True, gc=False):
     values: list[Any] = []
 
 
+class Mean(Message, tag=150, frozen=True, gc=False):
+    """The mean of gradients; its arrays are in the frame's buffer.
+
+    `version` is the variable's at that moment, if there is one; there is a producer and a lag for
+    each gradient.
+    """
+
+    version: int
+    layout: bytes
+    values: list[Any]
+    producers: list[str]
+    lags: list[int]
+
+
 Reply: TypeAlias = (
     Done
     | Version
@@ -158,4 +172,5 @@ Reply: TypeAlias = (
     | Joined
     | Rejoined
     | PieceHead
+    | Mean
 )
