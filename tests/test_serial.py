@@ -132,3 +132,18 @@ def test_the_traceback_of_a_function_is_its_own_alone() -> None:
         with pytest.raises(WorkerFailed, match="no tag 'nope'") as caught:
             batches.next(timeout=20)
         assert "TimedOut" not in str(caught.value)
+
+
+def test_ctrl_c_in_a_function_is_no_failure_of_it() -> None:
+    def makes(presses: Any) -> Iterator[Any]:
+        if presses.read().tree < 6:
+            presses.assign_add(1)
+            raise KeyboardInterrupt
+        yield from range(100)
+
+    with quiet(1, "serial", restarts=1) as cluster:
+        batches = cluster.collect(makes, cluster.variable("presses", 0), batch_size=2)
+        for _ in range(6):
+            with pytest.raises(KeyboardInterrupt):
+                batches.next(timeout=20)
+        assert batches.next(timeout=20).data.tolist() == [0, 1]

@@ -273,7 +273,9 @@ class Crew(Listener, Care):
             self.calling.handle(seat, event, now)
 
     def _died(self, seat: Seat, how: Exit) -> None:
-        expected, seat.expected_end = seat.expected_end, False
+        # In one thread Ctrl-C is the chief's, and no fault of the function that it ended.
+        expected = seat.expected_end or (how.signal == "SIGINT" and not self.concurrent)
+        seat.expected_end = False
         seat.task, seat.up, seat.kill_at = None, False, None
         detail = f"\n{how.error.rstrip()}" if how.error else ""
         what = f"{seat.name} {how.told}"

@@ -71,6 +71,10 @@ class SerialTask(Task):
             self._end(Exit(status=0))
         except SystemExit as e:
             self._end(Exit(status=e.code if isinstance(e.code, int) else int(e.code is not None)))
+        except KeyboardInterrupt:
+            # Ctrl-C ends the function that is at work, and is heard by whoever drives it.
+            self._end(Exit(signal="SIGINT"))
+            raise
         except Exception:
             self._end(Exit(status=1, error=traceback.format_exc()))
         return True
