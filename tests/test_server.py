@@ -374,6 +374,29 @@ def test_names_have_one_home_among_several_servers(home: Path, carrier: str) -> 
         assert one.handle(one.variable("v").__paceline_handle__()).read().tree == 1
 
 
+@carriers
+def test_counters_barriers_and_readers_are_waited_for_at_their_home(
+    home: Path, carrier: str
+) -> None:
+    spec = cluster(home, carrier, ps=2, worker=2)
+    with served(spec), Session(spec, job="worker", index=0) as one:
+        with Session(spec.target("ps", 1)) as two:
+            waiting = [
+                Call(lambda: two.counter("step", None, timeout=20).add()),
+                Call(lambda: two.barrier("b", timeout=20).n),
+                Call(lambda: [piece.value for piece in two.reader("r", timeout=20)]),
+            ]
+            with one.device("ps:1"):
+                one.counter("step", 5)
+                one.barrier("b", 3)
+                one.reader("r", ["a"])
+            assert [call.outcome() for call in waiting] == [6, 3, ["a"]]
+            assert set(two.resources()["homes"].values()) == {"ps:1"}
+            with pytest.raises(TimedOut, match=r"^nobody has made the barrier 'x' on any server;"):
+                two.barrier("x", timeout=0)
+        assert one.handle(one.counter("step", 5).__paceline_handle__()).value == 6
+
+
 def test_each_server_knows_each_session_and_is_done_by_itself(home: Path) -> None:
     spec = cluster(home, ps=2, chief=1, worker=1)
     with served(spec) as servers:

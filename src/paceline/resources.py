@@ -152,8 +152,10 @@ class Resources(ABC):
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
+        make, began = start is not None, time.monotonic()
         name = _named("counter", name)
-        home = self._home("counter", name)
+        home = self._home("counter", name, make=make, timeout=limit)
+        limit = limit if make else _left(limit, began)
         if start is not None:
             start = int64(start, f"counter '{name}': start")
         found = home.call(m.DefineCounter(name, start, limit), timeout=limit).content
@@ -167,8 +169,10 @@ class Resources(ABC):
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
+        make, began = n is not None, time.monotonic()
         name = _named("barrier", name)
-        home = self._home("barrier", name)
+        home = self._home("barrier", name, make=make, timeout=limit)
+        limit = limit if make else _left(limit, began)
         if n is not None:
             n = whole(n, f"barrier '{name}': n")
         found = home.call(m.DefineBarrier(name, n, limit), timeout=limit).content
@@ -201,7 +205,10 @@ class Resources(ABC):
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
-        home = self._home("reader", _named("reader", name))
+        make, began = pieces is not None, time.monotonic()
+        name = _named("reader", name)
+        home = self._home("reader", name, make=make, timeout=limit)
+        limit = limit if make else _left(limit, began)
         if pieces is None and (epochs, shuffle, seed, lease, stream) != (1, False, 0, None, False):
             raise SchemaError(f"reader '{name}': how to hand out pieces comes with the pieces")
         if epochs is not None:
