@@ -247,13 +247,26 @@ def test_pieces_of_a_stream_are_handed_out_as_they_come_until_it_is_closed(serve
 
 
 def test_a_piece_that_takes_longer_than_its_lease_goes_to_another(server: Serving) -> None:
-    reader = server.session().reader("r", range(2), lease=0.05)
+    reader = server.session().reader("r", range(2), lease=1.0)
     slow = server.session().reader("r").next()
     assert slow.value == 0
     assert reader.next().done()
     again = reader.next(timeout=DEADLINE_SECONDS)
     assert (again.value, again.attempt) == (0, 2)
     assert not slow.done()
+
+
+def test_who_waited_before_a_piece_was_leased_gets_it_when_the_lease_is_over(
+    server: Serving,
+) -> None:
+    reader = server.session().reader("s", [], stream=True, lease=1.0)
+    watching = server.session()
+    calls = [Call(server.session().reader("s").next, None) for _ in range(2)]
+    until(lambda: waiting(watching) == 2)
+    reader.add(["a"])
+    pieces = [call.outcome() for call in calls]
+    assert sorted((piece.value, piece.attempt) for piece in pieces) == [("a", 1), ("a", 2)]
+    assert [piece.done() for piece in pieces] == [piece.attempt == 2 for piece in pieces]
 
 
 def test_two_threads_of_a_session_have_a_piece_each(server: Serving) -> None:
@@ -377,6 +390,21 @@ def test_every_piece_of_killed_workers_is_collected(tmp_path: Path) -> None:
         found = reader.stats()["epochs"][0]
         assert (found["done"], found["held"], found["waiting"]) == (30, 0, 0)
         assert found["redelivered"] >= 3
+
+
+def looks(reader: Reader) -> Iterator[int]:
+    while True:
+        piece = reader.next(timeout=0)
+        if piece.value == 47 and piece.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield piece.value
+
+
+def test_what_was_made_of_a_piece_is_handed_in_before_it_is_done() -> None:
+    with quiet(1, "processes") as cluster:
+        reader = cluster.reader("numbers", range(64))
+        batch = cluster.collect(looks, reader, batch_size=64, version_of=None).next(timeout=60)
+        assert sorted(batch.data.tolist()) == list(range(64))
 
 
 def test_workers_run_epochs_in_the_classical_loop() -> None:

@@ -32,8 +32,8 @@ class ReaderDesk(NamedDesk[ReaderState]):
 
     @property
     def leasing(self) -> bool:
-        """Whether a piece may come back by itself."""
-        return any(state.terms.lease and state.holders() for state in self.states.values())
+        """Whether a piece may ever come back by itself."""
+        return any(state.terms.lease for state in self.states.values())
 
     def lost(self, peer: Peer) -> None:
         for state in self.states.values():
