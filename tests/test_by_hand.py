@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from clusters import LIMIT, until
 from hands import cluster, ended, start, toml
+from pages import ROOT
+from programs import EXAMPLES
 
 import paceline
 
@@ -45,7 +47,7 @@ with paceline.Session.from_environment() as session:
         print(e)
 """
 
-programs = list[subprocess.Popen[str]]
+Programs = list[subprocess.Popen[str]]
 
 
 class Hand:
@@ -54,7 +56,7 @@ class Hand:
     def __init__(self, folder: Path, spec: paceline.ClusterSpec) -> None:
         self.folder = folder
         self.spec = spec
-        self.started: programs = []
+        self.started: Programs = []
         toml(spec, folder / "cluster.toml")
         (folder / "chief.py").write_text(CHIEF)
         (folder / "worker.py").write_text(WORKER)
@@ -100,7 +102,7 @@ def lines_until(program: subprocess.Popen[str], said: str) -> list[str]:
     raise AssertionError(f"it never said {said!r}: {found}")
 
 
-def when_ended(running: programs) -> list[float]:
+def when_ended(running: Programs) -> list[float]:
     """The times at which programs end."""
     times: dict[int, float] = {}
 
@@ -230,3 +232,26 @@ def test_what_is_not_said_is_asked_for(hand: Hand) -> None:
     assert "say which task of job 'ps' this is: --task, one of [0, 1]" in err
     _, err = ended(hand.serve(7), 1)
     assert "no task ps:7 in the cluster; job 'ps' has [0, 1]" in err
+
+
+@pytest.mark.timeout(120)
+def test_the_commands_of_the_readme_start_a_cluster_that_ends_by_itself(tmp_path: Path) -> None:
+    for file in (EXAMPLES / "by_hand").iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_text(file.read_text())
+    # The same tasks, where nobody else is.
+    tasks = paceline.ClusterSpec.from_file(tmp_path / "cluster.toml")
+    counts = {job: tasks.num_tasks(job) for job in tasks.jobs}
+    toml(cluster(tmp_path, "tcp", **counts), tmp_path / "cluster.toml")
+    commands = re.findall(r"^paceline (?:run|serve) .*$", (ROOT / "README.md").read_text(), re.M)
+    assert len(commands) == sum(counts.values())
+    started = [start("-m", *line.split(), folder=tmp_path) for line in commands]
+    try:
+        said = [ended(program)[0] for program in started]
+    finally:
+        for program in started:
+            program.kill()
+            program.communicate()
+    assert "weights [ 2. -3.]\n" in said[3]
+    for index in range(3):
+        assert re.search(rf"^worker:{index} ends after [1-9]\d* steps\n\Z", said[index], re.M)
