@@ -342,17 +342,29 @@ def test_names_have_one_home_among_several_servers(home: Path, carrier: str) -> 
     with served(spec), Session(spec, job="worker", index=0) as one:
         with Session(spec.target("ps", 1)) as two:
             waiting = Call(lambda: two.variable("later"))
+            counting = Call(lambda: two.counter("steps", start=None))
+            sharing = Call(lambda: two.reader("pieces"))
+            meeting = Call(lambda: two.barrier("all"))
             with one.device("/job:ps/task:1"):
                 one.variable("v", 1)
                 one.variable("later", 5)
                 with one.device("ps:0"):
                     one.queue("q", 4)
                 one.queue("r", 4)
+                one.counter("steps").add(3)
+                one.reader("pieces", [1, 2])
+                one.barrier("all", 2)
             one.variable("w", 2)
             with two.device("ps:0"):
                 assert two.variable("v", 7).read().tree == 1
             assert waiting.outcome().read().tree == 5
-            assert two.resources()["homes"] == {
+            assert counting.outcome().add(1) == 4
+            assert repr(sharing.outcome()).startswith("<Reader 'pieces'")
+            assert repr(meeting.outcome()).startswith("<Barrier 'all'")
+            homes = two.resources()["homes"]
+            made = ("counter steps", "reader pieces", "barrier all")
+            assert [homes.pop(each) for each in made] == ["ps:1"] * 3
+            assert homes == {
                 "variable v": "ps:1",
                 "variable later": "ps:1",
                 "queue q": "ps:0",
