@@ -139,9 +139,10 @@ def test_takers_are_served_in_the_order_they_asked(server: Serving) -> None:
     takers = [session.accumulator("g") for session in (first, second)]
     one = Call(lambda: takers[0].take(3, timeout=DEADLINE_SECONDS).tree)
     until(lambda: waits(worker, "mean") == 1)
+    sums.apply(1.0)
     two = Call(lambda: takers[1].take(1, timeout=DEADLINE_SECONDS).tree)
     until(lambda: waits(worker, "mean") == 2)
-    for value in (1.0, 2.0, 3.0, 4.0):
+    for value in (2.0, 3.0, 4.0):
         sums.apply(value)
     assert (one.outcome(), two.outcome()) == (2.0, 4.0)
 
@@ -159,6 +160,18 @@ def test_who_gave_up_taking_holds_nobody_up(server: Serving) -> None:
     first.close()
     assert two.outcome() == 1.0
     with pytest.raises(Exception, match="closed"):
+        one.outcome()
+
+
+def test_whose_time_to_take_is_up_holds_nobody_up(server: Serving) -> None:
+    first, second, worker = (server.session() for _ in range(3))
+    sums = worker.accumulator("g", like=0.0)
+    many, few = first.accumulator("g"), second.accumulator("g")
+    one = Call(lambda: many.take(3, timeout=1.0))
+    until(lambda: waits(worker, "mean") == 1)
+    sums.apply(1.0)
+    assert few.take(1, timeout=DEADLINE_SECONDS).tree == 1.0
+    with pytest.raises(TimedOut):
         one.outcome()
 
 
@@ -235,8 +248,10 @@ def test_who_comes_back_is_counted_on_again(server: Serving) -> None:
     assert sums.stats()["left"] == ["worker:1", "worker:0"]
     one.close()
     again = server.session(job="worker", index=0).accumulator("g")
-    again.join()
     two.accumulator("g").join()
+    again.apply(0.0)
+    assert sums.stats()["left"] == []
+    sums.take(1)
     waiting = Call(lambda: sums.take(2, timeout=DEADLINE_SECONDS).tree)
     until(lambda: waits(chief, "mean") == 1)
     again.apply(1.0)
