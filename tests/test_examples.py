@@ -67,6 +67,29 @@ def test_an_example_reaches_its_goal_with_any_number_of_workers(
     assert re.fullmatch(f"solved: {last}", said.splitlines()[-1])
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_digits_are_learned_in_step(workers: int) -> None:
+    pytest.importorskip("sklearn")
+    said = run("digits_sync.py", "--workers", workers).splitlines()
+    assert said[0].endswith(f"; gradients: {300 * workers} taken, dropped: none")
+    assert re.fullmatch(r"solved: test accuracy \d+\.\d %", said[1])
+
+
+@pytest.mark.timeout(120)
+def test_digits_do_not_wait_for_a_slow_worker_when_there_is_a_backup() -> None:
+    pytest.importorskip("sklearn")
+    options = ("--workers", 3, "--slow", 20, "--steps", 100, "--goal", 0)
+    seconds = []
+    for backup in (0, 1):
+        said = run("digits_sync.py", *options, "--backup", backup)
+        found = re.match(r"100 steps in (\d+\.\d) s; gradients: (\d+) taken, dropped: ", said)
+        assert found, said
+        assert int(found[2]) == 100 * (3 - backup)
+        seconds.append(float(found[1]))
+    assert seconds[0] >= 2 * seconds[1]
+
+
 def test_an_example_that_misses_its_goal_says_so_and_fails() -> None:
     with pytest.raises(AssertionError):
         run("scipy_search.py", "--engine", "serial", "--generations", 1, "--goal", 0)
