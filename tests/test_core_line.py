@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from items import marks, run
 
 from paceline.core.errors import Closed
-from paceline.core.queue_state import QueueState, Run
+from paceline.core.queue_items import Run
+from paceline.core.queue_state import QueueState
 from paceline.core.waiting import NOT_YET
 
 CONSUMERS = st.sampled_from("abc")
@@ -80,7 +81,14 @@ class Line(RuleBasedStateMachine):
 
     @invariant()
     def the_line_is_in_order(self) -> None:
-        assert marks([*self.queue._waiting]) == self.free
+        seen: list[Run] = []
+
+        def see(one: Run) -> bool:
+            seen.append(one)
+            return True
+
+        self.queue.sift(see)
+        assert marks(seen) == self.free
         counters = self.queue.counters
         dropped = sum(counters.dropped.values())
         assert counters.accepted == counters.delivered + dropped + self.queue.stored
@@ -187,5 +195,6 @@ def test_a_queue_shows_its_counters() -> None:
     queue.receipt(take(queue, 1, "a"), "a")
     assert queue.stats() == {
         "accepted": 3, "delivered": 1, "dropped": {"odd": 1}, "stored": 1, "bytes": 1,
-        "capacity": 3, "capacity_bytes": 1000, "per_producer": None, "closed": False,
+        "capacity": 3, "capacity_bytes": 1000, "per_producer": None, "order": "fifo",
+            "closed": False,
     }  # fmt: skip

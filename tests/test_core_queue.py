@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from items import marks, run
 
 from paceline.core.errors import Closed, SchemaError
 from paceline.core.messages import RunHead
-from paceline.core.queue_state import QueueState, Run, items_in
+from paceline.core.queue_items import Run, items_in
+from paceline.core.queue_orders import ORDERS
+from paceline.core.queue_state import QueueState
 from paceline.core.waiting import HELD_BACK, NOT_YET
 
 CAPACITY, BYTES = 5, 20
@@ -29,11 +32,17 @@ def parts(marks: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Producers and consumers in any order, some of which die."""
+    """Producers and consumers of a queue of any order; some of them die."""
 
-    @initialize(per_producer=st.one_of(st.none(), st.integers(1, 4)))
-    def begin(self, per_producer: int | None) -> None:
-        self.queue = QueueState("q", CAPACITY, BYTES, per_producer)
+    @initialize(
+        per_producer=st.one_of(st.none(), st.integers(1, 4)),
+        order=st.sampled_from(ORDERS),
+        behind=st.integers(0, CAPACITY - 1),
+    )
+    def begin(self, per_producer: int | None, order: str, behind: int) -> None:
+        self.order = order
+        self.behind = behind if order == "shuffle" else 0
+        self.queue = QueueState("q", CAPACITY, BYTES, per_producer, order, self.behind)
         self.bound = CAPACITY if per_producer is None else per_producer
         self.made = 0
         self.waiting: list[int] = []
@@ -42,6 +51,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.dropped: list[int] = []
         self.closed = False
         self.owner: dict[int, str | None] = {}
+        self.priority: dict[int, int] = {}
+
+    def in_order(self, waiting: list[int]) -> list[int]:
+        if self.order == "priority":
+            return sorted(waiting, key=lambda mark: (self.priority[mark], mark))
+        return sorted(waiting)
 
     def owed(self, owner: str) -> int:
         held = [mark for _, marks in self.held.values() for mark in marks]
@@ -50,10 +65,14 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         count=st.integers(1, 3), nbytes=st.integers(0, 8), owner=OWNERS,
         sizes=st.lists(st.integers(1, 2), max_size=2),
+        priorities=st.lists(st.integers(-1, 1), min_size=3, max_size=3),
     )  # fmt: skip
-    def enqueue(self, count: int, nbytes: int, owner: str, sizes: list[int]) -> None:
+    def enqueue(
+        self, count: int, nbytes: int, owner: str, sizes: list[int], priorities: list[int]
+    ) -> None:
         marks = list(range(self.made, self.made + count))
-        runs = [run(*part, nbytes=nbytes, owner=owner) for part in parts(marks, sizes)]
+        ranked = list(zip(parts(marks, sizes), priorities, strict=False))
+        runs = [run(*part, nbytes=nbytes, owner=owner, priority=p) for part, p in ranked]
         before = (self.queue.stored, self.queue.nbytes)
         try:
             done = self.queue.enqueue(runs, self.queue.ticket())
@@ -69,7 +88,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert done is (True if allowed and fits else NOT_YET if allowed else HELD_BACK)
         if done:
             self.made += count
-            self.waiting += marks
+            self.priority |= {mark: p for part, p in ranked for mark in part}
+            self.waiting = self.in_order(self.waiting + marks)
             self.owner |= dict.fromkeys(marks, owner)
         else:
             assert (self.queue.stored, self.queue.nbytes) == before
@@ -77,21 +97,27 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(least=st.integers(1, 3), more=st.integers(0, 2), consumer=st.sampled_from("ab"))
     def dequeue(self, least: int, more: int, consumer: str) -> None:
         before = self.queue.size
+        free = before if self.closed else max(0, before - self.behind)
         try:
             runs = self.queue.dequeue(least, least + more)
+        except SchemaError:
+            assert not self.closed
+            assert least + self.behind > CAPACITY
+            return
         except Closed:
             assert self.closed
             assert before < least
             assert not self.held
             return
         if runs is NOT_YET:
-            assert before < least
+            assert free < least
             assert self.queue.size == before
             return
         taken = marks(runs)
-        assert taken == self.waiting[: len(taken)]
-        assert len(taken) == items_in(runs) == min(before, least + more)
-        del self.waiting[: len(taken)]
+        assert self.order == "shuffle" or taken == self.waiting[: len(taken)]
+        assert len(taken) == items_in(runs) == min(free, least + more)
+        for mark in taken:
+            self.waiting.remove(mark)
         self.held[self.queue.hand_out(runs, consumer)] = (consumer, taken)
 
     @rule(returned=st.booleans(), data=st.data())
@@ -105,7 +131,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.receipt(delivery, consumer, returned=returned)
         del self.held[delivery]
         if returned:
-            self.waiting = sorted(marks + self.waiting)
+            self.waiting = self.in_order(marks + self.waiting)
         else:
             self.delivered += marks
 
@@ -115,7 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
         for delivery, (holder, mine) in list(self.held.items()):
             if holder == consumer:
                 del self.held[delivery]
-                self.waiting = sorted(mine + self.waiting)
+                self.waiting = self.in_order(mine + self.waiting)
 
     @rule(owner=OWNERS)
     def producer_dies_and_comes_back(self, owner: str) -> None:
@@ -151,7 +177,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(deadline=None, max_examples=80, stateful_step_count=30)
+TestQueueMachine.settings = settings(deadline=None, max_examples=160, stateful_step_count=30)
 
 
 def test_what_was_pending_at_close_still_gets_in_and_what_comes_after_does_not() -> None:
@@ -248,3 +274,68 @@ def test_texts_count_item_by_item() -> None:
     first, rest = whole.split(1)
     assert (whole.nbytes, first.nbytes, rest.nbytes) == (34, 11, 23)
     assert (rest.number, rest.content()) == (8, (RunHead(b"", 2, [["bbb", ""], [0, 0]]), None))
+
+
+def drawn(seed: int | None, *, back: bool = False) -> list[int]:
+    """What comes out of a shuffled queue of twenty, five at a time, the first five twice."""
+    queue = QueueState("q", 20, 100, order="shuffle", seed=seed)
+    queue.enqueue([run(*range(12)), run(*range(12, 20))], queue.ticket())
+    seen = []
+    for turn in range(4 + back):
+        taken = queue.dequeue(5, 5)
+        assert taken is not NOT_YET
+        queue.receipt(queue.hand_out(taken, "c"), "c", returned=back and turn == 0)
+        seen += marks(taken)
+    assert sorted(seen[5 * back :]) == list(range(20))
+    return seen
+
+
+def test_a_seed_draws_the_same_items_after_the_same_events() -> None:
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+    assert drawn(7, back=True) == drawn(7, back=True)
+    assert drawn(7) != list(range(20))
+
+
+def test_each_item_that_waits_is_as_likely_to_be_drawn() -> None:
+    queue = QueueState("q", 1000, 1000, order="shuffle", min_after_dequeue=9, seed=1)
+    queue.enqueue([run(*range(10))], queue.ticket())
+    seen: Counter[int] = Counter()
+    for _ in range(2000):
+        taken = queue.dequeue(1, 1)
+        seen += Counter(marks(taken))
+        assert taken is not NOT_YET
+        queue.receipt(queue.hand_out(taken, "c"), "c", returned=True)
+    # 200 each, give or take five deviations.
+    assert all(133 < seen[mark] < 267 for mark in range(10))
+
+
+def test_so_many_stay_behind_until_a_shuffled_queue_is_closed() -> None:
+    queue = QueueState("q", 5, 100, order="shuffle", min_after_dequeue=3)
+    queue.enqueue([run(0, 1, 2)], queue.ticket())
+    assert queue.dequeue(1, 1) is NOT_YET
+    queue.enqueue([run(3)], queue.ticket())
+    assert len(marks(queue.dequeue(1, 9))) == 1
+    assert queue.dequeue(1, 1) is NOT_YET
+    with pytest.raises(
+        SchemaError,
+        match=r"^dequeue 'q': 3 items in one step, but it holds at most 5, of which"
+        r" min_after_dequeue=3 stay behind: take fewer, or give it capacity=6 or more$",
+    ):
+        queue.dequeue(3, 3)
+    queue.close()
+    assert len(marks(queue.dequeue(3, 3))) == 3
+
+
+def test_the_lowest_priority_is_next_and_of_equal_ones_the_oldest() -> None:
+    queue = QueueState("q", 9, 100, order="priority")
+    queue.enqueue([run(0, 1, priority=5), run(2, priority=-3)], queue.ticket())
+    queue.enqueue([run(3, 4, priority=5), run(5, priority=0)], queue.ticket())
+    taken = queue.dequeue(3, 3)
+    assert taken is not NOT_YET
+    assert marks(taken) == [2, 5, 0]
+    # What comes back is before what is of no lower priority, not before everything.
+    delivery = queue.hand_out(taken, "c")
+    queue.enqueue([run(6, priority=-9)], queue.ticket())
+    queue.receipt(delivery, "c", returned=True)
+    assert marks(queue.dequeue(7, 7)) == [6, 2, 5, 0, 1, 3, 4]

@@ -180,8 +180,9 @@ def test_a_name_has_one_definition(server: Serving) -> None:
     assert session.queue("q", 4).capacity == session.queue("q").capacity == 4
     with pytest.raises(
         SchemaError,
-        match=r"^queue 'q' exists with capacity=4, capacity_bytes=\d+, per_producer=None; asked"
-        r" for: capacity=5, capacity_bytes=\d+, per_producer=None$",
+        match=r"^queue 'q' exists with capacity=4, capacity_bytes=\d+, per_producer=None,"
+        r" order='fifo'; asked for: capacity=5, capacity_bytes=\d+, per_producer=None,"
+        r" order='fifo'$",
     ):
         session.queue("q", 5)
 

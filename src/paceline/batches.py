@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from paceline.adapters.base import adapter
 from paceline.core import messages as m
 from paceline.core import versions
+from paceline.core.padding import unpadded
 from paceline.core.stacking import row
 from paceline.core.tree import child
-from paceline.packing import stacked, views
+from paceline.packing import stacked, stacked_with_pad, views
 from paceline.transports.base import Memory
 
 D = TypeVar("D")
@@ -35,6 +36,8 @@ class Batch(Generic[D]):
         worker: the task that made each item, such as `worker:0`.
         metrics: for each name that workers logged, all values as float64, in item order.
         layout: the structure that all items share; `None` where `data` is a list of trees.
+        shapes: where the batch was padded, a tree like `data`: for each array the sizes of each
+            item's own, int64 `[n, rank]`; for plain values `None`. Else `None`.
     """
 
     data: D
@@ -43,6 +46,7 @@ class Batch(Generic[D]):
     worker: tuple[str, ...]
     metrics: dict[str, NDArray[np.float64]]
     layout: bytes | None = None
+    shapes: Any = None
 
     @property
     def count(self) -> NDArray[np.int64]:
@@ -53,7 +57,7 @@ class Batch(Generic[D]):
         return np.where(self.version < 0, -1, versions.count_of(self.version))
 
     def items(self) -> list[Any]:
-        """The items one by one, whatever their shapes; arrays are views of this batch's memory.
+        """The items one by one, in their true shapes; arrays are views of this batch's memory.
 
         A batch of items whose shapes may differ is read in this way: `data` is a list only when
         they do.
@@ -61,7 +65,10 @@ class Batch(Generic[D]):
         if self.layout is None:
             assert isinstance(self.data, list)
             return list(self.data)
-        return [row(self.layout, self.data, place) for place in range(len(self))]
+        rows = [row(self.layout, self.data, place) for place in range(len(self))]
+        if self.shapes is None:
+            return rows
+        return [unpadded(item, self.shapes, place) for place, item in enumerate(rows)]
 
     def __len__(self) -> int:
         return len(self.worker)
@@ -104,6 +111,12 @@ def assembled(items: m.Items, memories: Sequence[Memory | None]) -> Batch[Any]:
 def lent(items: m.Items, memories: Sequence[Memory | None]) -> Batch[Any]:
     """The batch of a delivery, whose items are read-only views of their makers' memory."""
     return replace(_batch(items, views(items.runs, memories)), layout=None)
+
+
+def padded(items: m.Items, memories: Sequence[Memory | None], *, pad: Any, what: str) -> Batch[Any]:
+    """The batch of a delivery, its arrays padded to the largest; raises as `stack_padded`."""
+    data, shapes = stacked_with_pad(items.runs, memories, pad, what)
+    return replace(_batch(items, data), layout=items.runs[0].layout, shapes=shapes)
 
 
 def _batch(items: m.Items, data: Any) -> Batch[Any]:

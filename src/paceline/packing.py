@@ -13,6 +13,7 @@ from paceline.adapters.base import convert
 from paceline.core import messages as m
 from paceline.core import tree as trees
 from paceline.core.errors import SchemaError
+from paceline.core.padding import stack_padded
 from paceline.core.runs import FlatRun, runs
 from paceline.core.stacking import Stretch, stack
 from paceline.core.tree import Array, Tree
@@ -99,6 +100,18 @@ def stacked(heads: Sequence[m.RunHead], memories: Sequence[Memory | None]) -> Tr
             stretch, block=None if stretch.block is None else stretch.block.copy()
         ).trees()
     ]
+
+
+def stacked_with_pad(
+    heads: Sequence[m.RunHead], memories: Sequence[Memory | None], pad: Any, what: str
+) -> tuple[Tree, Tree]:
+    """One tree with a leading axis, its arrays padded, and their true sizes; as `stack_padded`."""
+    found = [
+        _stretch(head, None if memory is None else memory.array())
+        for head, memory in zip(heads, memories, strict=True)
+    ]
+    with _said_of(what):
+        return stack_padded(found, pad)
 
 
 def _stretch(head: m.RunHead, block: Array | None) -> Stretch:

@@ -2,69 +2,90 @@
 
 from __future__ import annotations
 
+import functools
+import numbers
 import operator
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Generic, SupportsIndex, TypeVar
 
-from paceline.batches import Batch, assembled, lent
+import numpy as np
+
+from paceline.batches import Batch, assembled, lent, padded
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
+from paceline.core.queue_orders import Definition
 from paceline.packing import copied, pack_items, views
 
 D = TypeVar("D")
 
 
 class Queue(Generic[D]):
-    """A first-in, first-out queue, bounded by items and by bytes.
+    """A queue, first in, first out unless made with another order; bounded by items and by bytes.
 
     A full queue makes producers wait, an empty one consumers. Accepted items are not lost when
-    their producer dies, and go back to the head of the queue when a consumer dies before it had
-    them. Waits that time out have changed nothing.
+    their producer dies, and go back to their place in the queue when a consumer dies before it had
+    them: to the head, by their priority, or among those that are drawn from. Waits that time out
+    have changed nothing.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        name: str,
-        capacity: int,
-        capacity_bytes: int,
-        per_producer: int | None = None,
-    ) -> None:
+    def __init__(self, connection: Connection, name: str, definition: Definition) -> None:
         self.name = name
-        self.capacity = capacity
-        self.capacity_bytes = capacity_bytes
-        self.per_producer = per_producer
+        self.capacity = definition.capacity
+        self.capacity_bytes = definition.capacity_bytes
+        self.per_producer = definition.per_producer
+        self.order = definition.order
+        self.min_after_dequeue = definition.min_after_dequeue
         self._connection = connection
 
     def __repr__(self) -> str:
+        order = "" if self.order == "fifo" else f", {self.order}"
         return (
-            f"<Queue '{self.name}' of {self.capacity} items, {self.capacity_bytes} bytes, on"
+            f"<Queue '{self.name}' of {self.capacity} items, {self.capacity_bytes} bytes{order}, on"
             f" {self._connection.address}>"
         )
 
     def __paceline_handle__(self) -> tuple[str, ...]:
         return ("queue", self.name, self._connection.address)
 
-    def enqueue(self, item: D, *, version: int | None = None, timeout: float | None = 60.0) -> None:
+    def enqueue(
+        self,
+        item: D,
+        *,
+        priority: SupportsIndex | None = None,
+        version: int | None = None,
+        timeout: float | None = 60.0,
+    ) -> None:
         """Add one item; return when the server has accepted it.
 
         The item is any tree of arrays and plain values, of any shapes, and is copied. `version` is
-        its stamp: the version of the parameters it was made with.
+        its stamp: the version of the parameters it was made with. A queue with `order="priority"`
+        needs a `priority`, an int64: the lowest comes out first, and of equal ones the oldest.
 
         Raises:
             TimedOut: there was no room within `timeout` seconds.
             Closed: the queue is closed.
-            SchemaError: a leaf may not travel, or the item is larger than the queue.
+            SchemaError: a leaf may not travel, the item is larger than the queue, or a priority is
+                missing, too many, or no int64.
         """
-        self.enqueue_many([item], version=version, timeout=timeout)
+        self.enqueue_many([item], priority=priority, version=version, timeout=timeout)
 
     def enqueue_many(
-        self, items: Sequence[D], *, version: int | None = None, timeout: float | None = 60.0
+        self,
+        items: Sequence[D],
+        *,
+        priority: SupportsIndex | Sequence[SupportsIndex] | None = None,
+        version: int | None = None,
+        timeout: float | None = 60.0,
     ) -> None:
-        """Add all of `items` in one step, or none; raises as `enqueue`."""
+        """Add all of `items` in one step, or none; raises as `enqueue`.
+
+        `priority` is that of all of them, or there is one for each.
+        """
         limit = checked_timeout(timeout)
         stamp = m.NO_VERSION if version is None else operator.index(version)
         what = f"enqueue '{self.name}'"
@@ -79,15 +100,20 @@ class Queue(Generic[D]):
                 f" {self.per_producer} in it: enqueue fewer at a time, or give it"
                 f" per_producer={len(items)} or more"
             )
+        ranks = self._ranks(priority, len(items))
         if not items:
             return
         with self._connection.interrupts:
-            packed = pack_items(self._connection.arena, items, what, stamp)
-            request = m.Enqueue(self.name, [head for head, _ in packed], limit)
+            packed, priorities = [], []
+            for rank, alike in _by_rank(items, ranks):
+                runs = pack_items(self._connection.arena, alike, what, stamp)
+                packed += runs
+                priorities += [rank] * len(runs) if ranks else []
+            request = m.Enqueue(self.name, [head for head, _ in packed], limit, tuple(priorities))
             self._connection.call(request, [block for _, block in packed], limit)
 
     def dequeue(self, *, copy: bool = True, timeout: float | None = 60.0) -> D:
-        """Take the oldest item. Its arrays own their memory.
+        """Take one item: the oldest, or the next in the queue's order. Its arrays own their memory.
 
         With `copy=False` they are read-only views of the memory that its producer wrote. That
         memory, and that of up to 256 KB of small items enqueued together with it, is not used again
@@ -98,26 +124,45 @@ class Queue(Generic[D]):
         Raises:
             TimedOut: none came within `timeout` seconds; nothing was taken.
             Closed: the queue is closed and empty.
+            SchemaError: a shuffled queue whose `min_after_dequeue` lets so many never go.
         """
         item: D = self._take(1, 1, timeout, _first if copy else _first_lent)
         return item
 
-    def dequeue_many(self, n: int, *, copy: bool = True, timeout: float | None = 60.0) -> Batch[D]:
+    def dequeue_many(
+        self,
+        n: int,
+        *,
+        pad: float | None = None,
+        copy: bool = True,
+        timeout: float | None = 60.0,
+    ) -> Batch[D]:
         """Take `n` items in one step, stacked into a batch, or none; raises as `dequeue`.
 
-        With `copy=False` nothing is stacked: the batch's `data` is a list of `n` trees, of views as
-        `dequeue` gives them.
+        Items whose arrays differ in size are not stacked: the batch's `data` is a list of `n`
+        trees. With `pad`, each array is padded with that value, at the end of every axis, to the
+        largest of the batch, so they are stacked all the same; `batch.shapes` has the true sizes.
+        With `copy=False` nothing is stacked: `data` is a list of views as `dequeue` gives them.
 
         Raises:
-            SchemaError: `n` is more than the queue can hold.
+            SchemaError: `n` is more than the queue can hold. With `pad`: the items differ in more
+                than sizes, or `pad` is no value of a leaf's dtype; the message names the leaf, and
+                the items are in the queue again.
         """
         n = _number(n)
-        batch: Batch[D] = self._take(n, n, timeout, assembled if copy else lent)
+        batch: Batch[D] = self._take(n, n, timeout, self._maker(copy, pad))
         return batch
 
-    def dequeue_up_to(self, n: int, *, copy: bool = True, timeout: float | None = 60.0) -> Batch[D]:
+    def dequeue_up_to(
+        self,
+        n: int,
+        *,
+        pad: float | None = None,
+        copy: bool = True,
+        timeout: float | None = 60.0,
+    ) -> Batch[D]:
         """Take what there is, at least one item and at most `n`; else as `dequeue_many`."""
-        batch: Batch[D] = self._take(1, _number(n), timeout, assembled if copy else lent)
+        batch: Batch[D] = self._take(1, _number(n), timeout, self._maker(copy, pad))
         return batch
 
     @property
@@ -136,6 +181,41 @@ class Queue(Generic[D]):
         When nothing is left, `dequeue` raises `Closed`. Closing twice is fine.
         """
         self._connection.call(m.CloseQueue(self.name, cancel_pending_enqueues))
+
+    def _maker(self, copy: bool, pad: Any) -> Any:
+        """What makes the batch of a delivery."""
+        if pad is None:
+            return assembled if copy else lent
+        what = f"dequeue '{self.name}': pad={pad!r}"
+        if not copy:
+            raise SchemaError(f"{what} with copy=False: what is not copied cannot be padded")
+        # bool, int, float, and NumPy's.
+        if not isinstance(pad, numbers.Real | np.bool_):
+            raise SchemaError(f"{what}: it is a number")
+        return functools.partial(padded, pad=pad, what=what)
+
+    def _ranks(self, priority: Any, count: int) -> list[int]:
+        """The priority of each item; empty where the queue has none."""
+        what = f"enqueue '{self.name}'"
+        if self.order != "priority":
+            if priority is None:
+                return []
+            raise SchemaError(
+                f"{what}: priority={priority!r} is for order='priority', this queue is"
+                f" {self.order!r}"
+            )
+        if priority is None:
+            raise SchemaError(f"{what}: its order is 'priority', so an item needs priority=")
+        try:
+            ranks = [operator.index(priority)] * count
+        except TypeError:
+            ranks = [_rank(one, what) for one in priority] if np.iterable(priority) else []
+        if len(ranks) != count or not all(-(1 << 63) <= rank < 1 << 63 for rank in ranks):
+            raise SchemaError(
+                f"{what}: priority is an int64, or one for each of the {count} items, not"
+                f" {priority!r}"
+            )
+        return ranks
 
     def _take(self, least: int, most: int, timeout: float | None, made: Any) -> Any:
         limit = checked_timeout(timeout)
@@ -156,6 +236,22 @@ class Queue(Generic[D]):
             del buffers
             self._connection.tell(m.Receipt(self.name, items.delivery))
         return result
+
+
+def _by_rank(items: Sequence[Any], ranks: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
+    """The items, in parts of those that follow each other with one priority."""
+    if not ranks:
+        yield 0, items
+        return
+    for rank, pairs in groupby(zip(ranks, items, strict=True), itemgetter(0)):
+        yield rank, [item for _, item in pairs]
+
+
+def _rank(number: Any, what: str) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise SchemaError(f"{what}: a priority is an int64, not {number!r}") from None
 
 
 def _first(items: m.Items, buffers: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.names import text
 from paceline.core.numbers import whole
+from paceline.core.queue_orders import Definition
 from paceline.counters import Counter, int64
 from paceline.packing import memory as buffer
 from paceline.packing import pack
@@ -115,6 +116,9 @@ class Resources(ABC):
         *,
         capacity_bytes: int = CAPACITY_BYTES,
         per_producer: int | None = None,
+        order: Literal["fifo", "shuffle", "priority"] | None = None,
+        min_after_dequeue: int | None = None,
+        seed: int | None = None,
         timeout: float | None = 60.0,
     ) -> Queue[Any]:
         """The queue of that name: made with `capacity`, or waited for without one.
@@ -123,24 +127,43 @@ class Resources(ABC):
         session may have at most that many items in it that were accepted and are not delivered
         yet: its next enqueue waits for a consumer, and no other session waits behind it.
 
+        The order is `"fifo"` unless told. With `"shuffle"` each dequeue draws from the items that
+        are in it, while `min_after_dequeue` of them stay behind; once it is closed, all can be
+        taken. With a `seed` the same order of events draws the same items. With `"priority"` the
+        item of the lowest priority is next, and of equal ones the oldest.
+
         Raises:
-            SchemaError: it exists with another definition; the message shows both.
+            SchemaError: it exists with another definition, the message shows both; or that is no
+                definition of a queue.
             TimedOut: nobody made it within `timeout` seconds.
         """
         limit = checked_timeout(timeout)
         make, began = capacity is not None, time.monotonic()
         name = _named("queue", name)
+        if not make and (order, min_after_dequeue, seed) != (None, None, None):
+            raise SchemaError(
+                f"queue '{name}': order, min_after_dequeue and seed come with a capacity"
+            )
         home = self._home("queue", name, make=make, timeout=limit)
         if capacity is None:
             limit = _left(limit, began)
             found = home.call(m.FindQueue(name, limit), timeout=limit).content
-            return Queue(home, name, *found)
+            return Queue(home, name, Definition(*found))
         capacity = whole(capacity, f"queue '{name}': capacity")
         capacity_bytes = whole(capacity_bytes, f"queue '{name}': capacity_bytes")
         if per_producer is not None:
             per_producer = whole(per_producer, f"queue '{name}': per_producer", hint=", or None")
-        home.call(m.DefineQueue(name, capacity, capacity_bytes, per_producer))
-        return Queue(home, name, capacity, capacity_bytes, per_producer)
+        if min_after_dequeue is not None:
+            min_after_dequeue = whole(min_after_dequeue, f"queue '{name}': min_after_dequeue", 0)
+        if seed is not None:
+            seed = int64(seed, f"queue '{name}': seed")
+        order = "fifo" if order is None else order
+        definition = Definition(
+            capacity, capacity_bytes, per_producer, order, min_after_dequeue or 0, seed
+        )
+        definition.check(name)
+        home.call(m.DefineQueue(name, *definition))
+        return Queue(home, name, definition)
 
     def counter(self, name: str, start: int | None = 0, *, timeout: float | None = 60.0) -> Counter:
         """The counter of that name, made at `start` unless it is there.

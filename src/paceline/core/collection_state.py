@@ -15,7 +15,8 @@ from typing import final
 
 from paceline.core import versions
 from paceline.core.errors import Closed, TooStale
-from paceline.core.queue_state import QueueState, Run
+from paceline.core.queue_items import Run
+from paceline.core.queue_state import QueueState
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET, NotYet
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import final
 
 from paceline.core.errors import Closed, ProtocolError
-from paceline.core.queue_state import QueueState, Run
+from paceline.core.queue_items import Run
+from paceline.core.queue_state import QueueState
 from paceline.core.round import Round
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET, NotYet

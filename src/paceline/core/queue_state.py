@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.errors import Closed, SchemaError
-from paceline.core.messages import RunHead
+from paceline.core.queue_items import Run, items_in
+from paceline.core.queue_orders import Definition, Order, ordered
 from paceline.core.waiting import HELD_BACK, NOT_YET, HeldBack, NotYet
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """Items of one layout, stamp and producer: `count` of those accepted in one step, in order.
-
-    What is said of all of them and their arrays' memory, unread, is shared by the parts of a run.
-
-    Attributes:
-        each: bytes that an item counts, without its texts.
-        owner: the session that enqueued them.
-        texts: which columns are of texts or bytes.
-        number: the first item's place among all that the queue accepted.
-    """
-
-    head: RunHead
-    memory: Any
-    each: int
-    producer: str
-    owner: object = None
-    texts: tuple[int, ...] = ()
-    start: int = 0
-    count: int = -1
-    number: int = -1
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            self.count = self.head.count
-
-    @property
-    def version(self) -> int:
-        """The stamp of all its items."""
-        return self.head.version
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that its items count."""
-        if not self.texts:
-            return self.count * self.each
-        stop = self.start + self.count
-        columns = self.head.columns
-        texts = sum(sum(map(len, columns[place][self.start : stop])) for place in self.texts)
-        return self.count * self.each + texts
-
-    def split(self, count: int) -> tuple[Run, Run]:
-        """Its first `count` items, and the rest."""
-        start, number = self.start + count, self.number + count
-        return (
-            replace(self, count=count),
-            replace(self, start=start, count=self.count - count, number=number),
-        )
-
-    def content(self) -> tuple[RunHead, Any]:
-        """What is said of these items, and their memory."""
-        head, memory = self.head, self.memory
-        if self.count == head.count:
-            return head, memory
-        stop = self.start + self.count
-        if memory is not None:
-            row = memory.nbytes // head.count
-            memory = memory.part(self.start * row, self.count * row)
-        columns = [column[self.start : stop] for column in head.columns]
-        metrics = head.metrics[self.start : stop]
-        return RunHead(head.layout, self.count, columns, head.version, metrics), memory
-
-
-def items_in(runs: Iterable[Run]) -> int:
-    """How many items."""
-    return sum(run.count for run in runs)
 
 
 @dataclass(slots=True)
@@ -91,26 +23,39 @@ class Counters:
 
 
 class QueueState:
-    """First in, first out, per producer and over all; bounded by items and by bytes.
+    """Items in an order, first in, first out unless told; bounded by items and by bytes.
 
     With `per_producer`, each owner may have so many items accepted and not yet delivered. Items
-    handed out count as stored until their receipt.
+    handed out count as stored until their receipt. While a queue is open, `min_after_dequeue` of
+    the items that a consumer could take stay behind each dequeue.
     """
 
     def __init__(
-        self, name: str, capacity: int, capacity_bytes: int, per_producer: int | None = None
+        self,
+        name: str,
+        capacity: int,
+        capacity_bytes: int,
+        per_producer: int | None = None,
+        order: str = "fifo",
+        min_after_dequeue: int = 0,
+        seed: int | None = None,
     ) -> None:
         self.name = name
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
         self.per_producer = per_producer
+        self.min_after_dequeue = min_after_dequeue
+        self.definition = Definition(
+            capacity, capacity_bytes, per_producer, order, min_after_dequeue, seed
+        )
+        """What it was defined with."""
         self.counters = Counters()
         self.nbytes = 0
         self.size = 0
-        """Items that a consumer could take now."""
+        """Items that no consumer holds."""
         # Enqueues that wait for room, as whoever parks them says: a closed queue still takes them.
         self.pending_enqueues = 0
-        self._waiting: deque[Run] = deque()
+        self._waiting: Order = ordered(self.definition)
         self._held: dict[int, tuple[object, list[Run]]] = {}
         self._held_items = 0
         # Items accepted and not yet delivered, of each living owner.
@@ -119,11 +64,6 @@ class QueueState:
         self._tickets = 0
         self._closed_at: int | None = None
         self._cancelled = False
-
-    @property
-    def bounds(self) -> tuple[int, int, int | None]:
-        """What it was defined with: `capacity`, `capacity_bytes` and `per_producer`."""
-        return self.capacity, self.capacity_bytes, self.per_producer
 
     @property
     def closed(self) -> bool:
@@ -201,40 +141,46 @@ class QueueState:
             self.size += run.count
             if self.per_producer is not None:
                 self._owed[run.owner] += run.count
-            self._waiting.append(run)
+            self._waiting.add(run)
+
+    @property
+    def ready(self) -> int:
+        """Items that one dequeue could take now."""
+        if self.min_after_dequeue and self._closed_at is None:
+            return max(0, self.size - self.min_after_dequeue)
+        return self.size
 
     def dequeue(self, least: int, most: int) -> list[Run] | NotYet:
-        """The `least` to `most` oldest items, taken in one step once `least` are there.
+        """The next `least` to `most` items in its order, in one step once `least` are ready.
 
         What is taken is to be named by `hand_out` in the same step.
 
         Raises:
             Closed: it is closed and will never hold `least` items again.
-            SchemaError: `least` is more than it can hold.
+            SchemaError: `least` is more than can ever be taken in one step.
         """
-        if least > self.capacity:
+        ready = self.ready
+        if ready < least:
+            self._check_hope(least)
+            return NOT_YET
+        taken = min(most, ready)
+        self.size -= taken
+        return self._waiting.take(taken)
+
+    def _check_hope(self, least: int) -> None:
+        """Raise if `least` items can never be taken."""
+        behind = 0 if self.closed else self.min_after_dequeue
+        if least + behind > self.capacity:
+            stay = f", of which min_after_dequeue={behind} stay behind" if behind else ""
             raise SchemaError(
                 f"dequeue '{self.name}': {least} items in one step, but it holds at most"
-                f" {self.capacity}: take fewer, or give it capacity={least} or more"
+                f" {self.capacity}{stay}: take fewer, or give it capacity={least + behind} or more"
             )
-        if self.size < least:
-            if self.closed and not self._held and not self.pending_enqueues:
-                raise Closed(
-                    f"dequeue '{self.name}': it is closed and holds {self.size} items,"
-                    f" {least} were asked for"
-                )
-            return NOT_YET
-        taken = []
-        left = min(most, self.size)
-        self.size -= left
-        while left:
-            run = self._waiting.popleft()
-            if run.count > left:
-                run, rest = run.split(left)
-                self._waiting.appendleft(rest)
-            taken.append(run)
-            left -= run.count
-        return taken
+        if self.closed and not self._held and not self.pending_enqueues:
+            raise Closed(
+                f"dequeue '{self.name}': it is closed and holds {self.size} items,"
+                f" {least} were asked for"
+            )
 
     def hand_out(self, runs: list[Run], consumer: object) -> int:
         """Note who holds `runs`; the delivery that its receipt will name."""
@@ -244,7 +190,7 @@ class QueueState:
         return self._deliveries
 
     def receipt(self, delivery: int, consumer: object, *, returned: bool = False) -> None:
-        """The consumer has its items for good, or gives them back to the head of the queue."""
+        """The consumer has its items for good, or gives them back to their place in its order."""
         holder, runs = self._held.get(delivery, (None, []))
         if holder is not consumer:
             return
@@ -252,7 +198,7 @@ class QueueState:
         count = items_in(runs)
         self._held_items -= count
         if returned:
-            self._put_back(runs)
+            self._waiting.put_back(runs)
             self.size += count
             return
         self.counters.delivered += count
@@ -276,10 +222,8 @@ class QueueState:
 
     def sift(self, keep: Callable[[Run], bool]) -> list[Run]:
         """Take out and return the waiting runs for which `keep(run)` is false."""
-        out = [run for run in self._waiting if not keep(run)]
-        if out:
-            self._waiting = deque(run for run in self._waiting if keep(run))
-            self.size -= items_in(out)
+        out = self._waiting.sift(keep)
+        self.size -= items_in(out)
         return out
 
     def close(self, *, cancel: bool = False) -> None:
@@ -300,13 +244,6 @@ class QueueState:
             if run.owner in self._owed:
                 self._owed[run.owner] -= run.count
 
-    def _put_back(self, runs: list[Run]) -> None:
-        # Others may have returned, or hold, items between these.
-        if runs and self._waiting and self._waiting[0].number < runs[-1].number:
-            self._waiting = deque(sorted([*runs, *self._waiting], key=lambda run: run.number))
-        else:
-            self._waiting.extendleft(reversed(runs))
-
     def stats(self) -> dict[str, Any]:
         """The counters, as plain data."""
         return {
@@ -318,5 +255,6 @@ class QueueState:
             "capacity": self.capacity,
             "capacity_bytes": self.capacity_bytes,
             "per_producer": self.per_producer,
+            "order": self.definition.order,
             "closed": self.closed,
         }

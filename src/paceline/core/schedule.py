@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from paceline.core import versions
 from paceline.core.errors import Closed, ProtocolError
-from paceline.core.queue_state import QueueState, Run, items_in
+from paceline.core.queue_items import Run, items_in
+from paceline.core.queue_state import QueueState
 from paceline.core.round import Round
 from paceline.core.waiting import NOT_YET, NotYet
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.tree import Array, Tree, build, decoded, unflatten
+from paceline.core.tree import Array, Layout, Tree, build, decoded, unflatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,15 @@ def stack(stretches: Sequence[Stretch]) -> Tree | None:
                 raw[start : start + len(part)] = part[:, offset : offset + size]
                 start += len(part)
         made.append(joined)
+    columns = columns_of(plan, stretches)
+    return build(plan.structure, iter(plan.leaves), iter(columns), iter(made))
+
+
+def columns_of(plan: Layout, stretches: Sequence[Stretch]) -> list[Any]:
+    """What becomes of the plain leaves: arrays `[n]` of numbers and bools, else lists of `n`."""
     kinds = [leaf.kind for leaf in plan.leaves if leaf.shape is None]
     parts = zip(*(stretch.columns for stretch in stretches), strict=True)
-    columns = [_column(kind, list(chain(*part))) for kind, part in zip(kinds, parts, strict=True)]
-    return build(plan.structure, iter(plan.leaves), iter(columns), iter(made))
+    return [_column(kind, list(chain(*part))) for kind, part in zip(kinds, parts, strict=True)]
 
 
 def row(layout: bytes, joined: Tree, place: int) -> Tree:

@@ -8,7 +8,8 @@ from paceline.core import messages as m
 from paceline.core.collection_state import CollectionState
 from paceline.core.errors import SchemaError, UnknownName
 from paceline.core.lockstep_state import LockstepState
-from paceline.core.queue_state import QueueState, items_in
+from paceline.core.queue_items import items_in
+from paceline.core.queue_state import QueueState
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.core import messages as m
 from paceline.core.errors import ProtocolError, SchemaError, UnknownName
-from paceline.core.queue_state import QueueState, Run
+from paceline.core.queue_items import Run
+from paceline.core.queue_orders import Definition
+from paceline.core.queue_state import QueueState
 from paceline.core.tree import PLAIN, decoded
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer
@@ -58,23 +61,28 @@ class QueueDesk(Desk):
 
     def _define(self, peer: Peer, request: m.DefineQueue, frame: Frame) -> None:
         found = self.states.get(request.name)
-        wanted = (request.capacity, request.capacity_bytes, request.per_producer)
+        wanted = Definition(
+            request.capacity,
+            request.capacity_bytes,
+            request.per_producer,
+            request.order,
+            request.min_after_dequeue,
+            request.seed,
+        )
         if found is None:
-            if any(bound is not None and bound < 1 for bound in wanted):
-                raise SchemaError(f"queue '{request.name}': bounds are 1 or more, not {wanted}")
+            wanted.check(request.name)
             self.states[checked_name(request.name)] = QueueState(request.name, *wanted)
             self._service.parking.changed(("queue", request.name))
-        elif found.bounds != wanted:
+        elif found.definition != wanted:
             raise SchemaError(
-                f"queue '{request.name}' exists with {_spelled(found.bounds)}; asked for:"
-                f" {_spelled(wanted)}"
+                f"queue '{request.name}' exists with {found.definition}; asked for: {wanted}"
             )
         self._service.answer(peer, frame.request, m.Done())
 
     def _find(self, peer: Peer, request: m.FindQueue, frame: Frame) -> None:
         def attempt() -> Any:
             queue = self.states.get(request.name)
-            return NOT_YET if queue is None else m.Text(queue.bounds)
+            return NOT_YET if queue is None else m.Text(queue.definition)
 
         def what() -> str:
             return (
@@ -88,6 +96,7 @@ class QueueDesk(Desk):
         name = request.name
         queue = self._queue(name)
         runs = received(peer, request.runs, frame)
+        _rank(queue, runs, request.priorities)
         ticket = queue.ticket()
         # What cannot get in hears so now, also behind those who wait.
         many, _ = queue.check(runs, ticket)
@@ -124,8 +133,8 @@ class QueueDesk(Desk):
 
         def what() -> str:
             return (
-                f"dequeue of {request.least} items from '{name}': it holds {queue.size}; whoever"
-                f" enqueues ends the wait; {self._service.who()}"
+                f"dequeue of {request.least} items from '{name}': it holds {queue.size}"
+                f"{_kept(queue)}; whoever enqueues ends the wait; {self._service.who()}"
             )
 
         self._service.ask(peer, frame, ("items", name), attempt, request.timeout, what)
@@ -143,9 +152,22 @@ class QueueDesk(Desk):
         self._service.answer(peer, frame.request, m.Text(self._queue(request.name).stats()))
 
 
-def _spelled(bounds: tuple[int, int, int | None]) -> str:
-    capacity, capacity_bytes, per_producer = bounds
-    return f"capacity={capacity}, capacity_bytes={capacity_bytes}, per_producer={per_producer}"
+def _rank(queue: QueueState, runs: list[Run], priorities: Sequence[int]) -> None:
+    """Give runs the priorities that came with them."""
+    if len(priorities) != (len(runs) if queue.definition.order == "priority" else 0):
+        raise SchemaError(
+            f"enqueue '{queue.name}': {len(priorities)} priorities came for {len(runs)} runs of a"
+            f" queue with order={queue.definition.order!r}"
+        )
+    for run, priority in zip(runs, priorities, strict=False):
+        run.priority = priority
+
+
+def _kept(queue: QueueState) -> str:
+    """What of it may not be taken now, as part of a message."""
+    if queue.min_after_dequeue == 0 or queue.closed:
+        return ""
+    return f", of which min_after_dequeue={queue.min_after_dequeue} stay until it is closed"
 
 
 def received(peer: Peer, heads: list[m.RunHead], frame: Frame) -> list[Run]:

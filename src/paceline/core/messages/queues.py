@@ -15,6 +15,9 @@ class DefineQueue(Request[Done], tag=20, frozen=True, gc=False):
     capacity: int
     capacity_bytes: int
     per_producer: int | None = None
+    order: str = "fifo"
+    min_after_dequeue: int = 0
+    seed: int | None = None
 
 
 class FindQueue(Request[Text], tag=21, frozen=True, gc=False):
@@ -27,13 +30,17 @@ class FindQueue(Request[Text], tag=21, frozen=True, gc=False):
 
 
 class Enqueue(Request[Done], tag=22, frozen=True, gc=False):
-    """Add items, all or none, once there is room for all."""
+    """Add items, all or none, once there is room for all.
+
+    A queue by priority is told one for each run.
+    """
 
     cause: ClassVar[str] = QUEUE
 
     name: str
     runs: list[RunHead]
     timeout: float | None
+    priorities: tuple[int, ...] = ()
 
 
 class Dequeue(Request[Items], tag=23, frozen=True, gc=False):
@@ -48,7 +55,7 @@ class Dequeue(Request[Items], tag=23, frozen=True, gc=False):
 
 
 class Receipt(Request[Done], tag=24, frozen=True, gc=False):
-    """One way: what became of a delivery. `returned` puts its items back at the head."""
+    """One way: what became of a delivery. `returned` puts its items back in their place."""
 
     name: str
     delivery: int
