@@ -77,9 +77,15 @@ def test_join_returns_when_all_workers_have_said_goodbye(home: Path, carrier: st
 def test_a_session_that_comes_again_is_waited_for_again(home: Path) -> None:
     spec = cluster(home, ps=1, worker=2)
     with Server(spec, job_name="ps") as server, Session(spec, job="worker", index=1):
-        for _ in range(20):
-            with Session(spec, job="worker", index=0):
-                assert "worker:0, worker:1 is here" in server.told()
+        first = Session(spec, job="worker", index=0)
+        first.connection.leave()
+        with Session(spec, job="worker", index=0):
+            # The first one's connection ends after the second has come.
+            first.connection.close(left=True)
+            until(lambda: len(server._server._peers) == 2)
+            assert "worker:0, worker:1 is here" in server.told()
+        first.close()
+        assert "worker:1 is here, nobody is missing" in server.told()
 
 
 def test_a_chiefs_goodbye_ends_the_waits_of_all_and_then_the_server(home: Path) -> None:
