@@ -29,6 +29,7 @@ from clusters import (
 import paceline
 from paceline import Closed, SchemaError, TimedOut, WorkerFailed
 from paceline.core.versions import count_of
+from paceline.hosting import limits
 
 ENGINES = ("serial", "threads", "processes")
 
@@ -519,7 +520,7 @@ with paceline.Cluster(2, worker_threads=int(sys.argv[1]), progress="quiet") as c
 """
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a library has one thread on one core")
+@pytest.mark.skipif(limits()[0] < 2, reason="a library has one thread on one core")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_several_blas_threads_are_told_by_the_chief_and_once_by_the_workers(
     threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -172,9 +172,9 @@ def test_an_address_that_others_reach_needs_a_secret(host: str) -> None:
         session.resources()
 
 
-def test_the_loopback_needs_no_secret() -> None:
+def test_a_secret_of_no_bytes_is_one_on_the_loopback() -> None:
     listener = TcpListener("127.0.0.1:0")
-    with serve(listener, secret=b""), Session(f"tcp:{listener.place}") as session:
+    with serve(listener, secret=b""), Session(f"tcp:{listener.place}", secret=b"") as session:
         session.resources()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from clusters import every_engine, quiet
 
 import paceline
+from paceline.hosting import limits
 
 # A process imports JAX and compiles, which takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(180)
@@ -98,7 +98,7 @@ def shares() -> Iterator[Any]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs a second core")
+@pytest.mark.skipif(limits()[0] < 2, reason="needs a second core")
 def test_xla_computes_in_as_many_threads_as_a_worker_may_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
