@@ -110,4 +110,5 @@ def test_xla_computes_in_as_many_threads_as_a_worker_may_use(
             batch = cluster.collect(shares, batch_size=1).next(timeout=120)
             assert batch.data["platform"] == ["cpu"]
             found[threads] = batch.data["share"][0]
-    assert found[1] > 0.9 > found[2]
+    # With one thread the one that dispatches has a little; with two each has about half.
+    assert found[1] > 0.75 > found[2]
