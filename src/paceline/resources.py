@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, overload
 
@@ -13,7 +12,7 @@ from paceline.accumulators import CAPACITY, Accumulator
 from paceline.barriers import Barrier
 from paceline.connection import Connection
 from paceline.core import messages as m
-from paceline.core.clock import checked_timeout
+from paceline.core.clock import checked_timeout, left
 from paceline.core.errors import SchemaError
 from paceline.core.names import text
 from paceline.core.numbers import whole
@@ -22,6 +21,7 @@ from paceline.counters import Counter, int64
 from paceline.packing import memory as buffer
 from paceline.packing import pack
 from paceline.queues import Queue
+from paceline.reach import Lines
 from paceline.readers import Reader, packed, seconds
 from paceline.transports.base import Buffers
 from paceline.variables import Variable
@@ -32,24 +32,29 @@ CAPACITY_BYTES = 1 << 30
 _UNSET: Any = object()
 
 
-class Resources(ABC):
+class Resources:
     """A session's way to what all sessions share."""
 
-    @abstractmethod
-    def _home(
+    _lines: Lines
+
+    def _find(
         self,
         kind: str,
-        name: str,
+        name: Any,
+        timeout: float | None,
         *,
-        make: bool = True,
+        make: bool,
         near: Connection | None = None,
-        timeout: float | None = 0.0,
-    ) -> Connection:
-        """The line to the server that has the resource of that kind and name.
+    ) -> tuple[str, Connection, float | None]:
+        """The resource's name, the line to its home, and how long to wait for it there.
 
-        Where there are several servers, one is chosen now, `near` if given; or, unless it is to be
-        made, waited for.
+        Where there are several servers, its home is chosen now, at the other end of `near` if that
+        is given; or, unless it is to be made, waited for.
         """
+        limit, began = checked_timeout(timeout), time.monotonic()
+        name = text(name, f"the name of a {kind}")
+        home = self._lines.home(kind, name, make=make, near=near, timeout=limit)
+        return name, home, limit if make else left(limit, began)
 
     @overload
     def variable(self, name: str, *, timeout: float | None = 60.0) -> Variable[Any]: ...
@@ -91,14 +96,10 @@ class Resources(ABC):
             TimedOut: nobody initialised it, or made room, within `timeout` seconds.
             OutOfMemory: as `Variable.assign`.
         """
-        limit = checked_timeout(timeout)
         if value is _UNSET and memory is not None:
             raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
-        make, began = value is not _UNSET, time.monotonic()
-        name = _named("variable", name)
-        home = self._home("variable", name, make=make, timeout=limit)
+        name, home, limit = self._find("variable", name, timeout, make=value is not _UNSET)
         if value is _UNSET:
-            limit = _left(limit, began)
             request = m.Await(name, limit)
             defined, buffers = home.exchange(request, timeout=limit)
         else:
@@ -137,16 +138,12 @@ class Resources(ABC):
                 definition of a queue.
             TimedOut: nobody made it within `timeout` seconds.
         """
-        limit = checked_timeout(timeout)
-        make, began = capacity is not None, time.monotonic()
-        name = _named("queue", name)
-        if not make and (order, min_after_dequeue, seed) != (None, None, None):
+        if capacity is None and (order, min_after_dequeue, seed) != (None, None, None):
             raise SchemaError(
                 f"queue '{name}': order, min_after_dequeue and seed come with a capacity"
             )
-        home = self._home("queue", name, make=make, timeout=limit)
+        name, home, limit = self._find("queue", name, timeout, make=capacity is not None)
         if capacity is None:
-            limit = _left(limit, began)
             found = home.call(m.FindQueue(name, limit), timeout=limit).content
             return Queue(home, name, Definition(*found))
         capacity = whole(capacity, f"queue '{name}': capacity")
@@ -174,11 +171,7 @@ class Resources(ABC):
             SchemaError: it exists and started elsewhere; the message shows both.
             TimedOut: nobody made it within `timeout` seconds.
         """
-        limit = checked_timeout(timeout)
-        make, began = start is not None, time.monotonic()
-        name = _named("counter", name)
-        home = self._home("counter", name, make=make, timeout=limit)
-        limit = limit if make else _left(limit, began)
+        name, home, limit = self._find("counter", name, timeout, make=start is not None)
         if start is not None:
             start = int64(start, f"counter '{name}': start")
         found = home.call(m.DefineCounter(name, start, limit), timeout=limit).content
@@ -191,11 +184,7 @@ class Resources(ABC):
             SchemaError: it exists for another number; the message shows both.
             TimedOut: nobody made it within `timeout` seconds.
         """
-        limit = checked_timeout(timeout)
-        make, began = n is not None, time.monotonic()
-        name = _named("barrier", name)
-        home = self._home("barrier", name, make=make, timeout=limit)
-        limit = limit if make else _left(limit, began)
+        name, home, limit = self._find("barrier", name, timeout, make=n is not None)
         if n is not None:
             n = whole(n, f"barrier '{name}': n")
         found = home.call(m.DefineBarrier(name, n, limit), timeout=limit).content
@@ -227,11 +216,7 @@ class Resources(ABC):
                 piece may not travel.
             TimedOut: nobody made it within `timeout` seconds.
         """
-        limit = checked_timeout(timeout)
-        make, began = pieces is not None, time.monotonic()
-        name = _named("reader", name)
-        home = self._home("reader", name, make=make, timeout=limit)
-        limit = limit if make else _left(limit, began)
+        name, home, limit = self._find("reader", name, timeout, make=pieces is not None)
         if pieces is None and (epochs, shuffle, seed, lease, stream) != (1, False, 0, None, False):
             raise SchemaError(f"reader '{name}': how to hand out pieces comes with the pieces")
         if epochs is not None:
@@ -272,15 +257,13 @@ class Resources(ABC):
             UnknownName: there is no such variable where the accumulator is.
             TimedOut: nobody made it within `timeout` seconds.
         """
-        limit = checked_timeout(timeout)
         what = f"accumulator '{name}'"
         linked = variable.name if isinstance(variable, Variable) else variable
         near = None
         if linked is not None:
-            near = self._home("variable", _named("variable", linked), make=False, timeout=limit)
+            linked, near, timeout = self._find("variable", linked, timeout, make=False)
         make = near is not None or like is not None
-        _named("accumulator", name)
-        home = self._home("accumulator", name, make=make, near=near, timeout=limit)
+        name, home, limit = self._find("accumulator", name, timeout, make=make, near=near)
         if max_lag is not None:
             max_lag = whole(max_lag, f"{what}: max_lag", 0, ", or None")
         capacity = whole(capacity, f"{what}: capacity")
@@ -307,12 +290,3 @@ def _defined(
         head, block = pack(home.arena, value, f"variable '{name}'")
         request = m.Define(name, head, overwrite, bound, limit)
         return home.exchange(request, [block], patience)
-
-
-def _left(limit: float | None, began: float) -> float | None:
-    """What is left of a wait that has begun."""
-    return None if limit is None else max(0.0, limit - (time.monotonic() - began))
-
-
-def _named(kind: str, name: Any) -> str:
-    return text(name, f"the name of a {kind}")

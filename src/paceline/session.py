@@ -11,7 +11,7 @@ from typing import Any, Self
 from paceline import secret as secrets
 from paceline.connection import Connection
 from paceline.core import messages as m
-from paceline.core.clock import checked_timeout
+from paceline.core.clock import checked_timeout, left
 from paceline.core.closing import Closing
 from paceline.core.errors import (
     Closed,
@@ -112,17 +112,6 @@ class Session(Resources, Closing):
         """The line that everything of this session speaks over."""
         return self._connection
 
-    def _home(
-        self,
-        kind: str,
-        name: str,
-        *,
-        make: bool = True,
-        near: Connection | None = None,
-        timeout: float | None = 0.0,
-    ) -> Connection:
-        return self._lines.home(kind, name, make=make, near=near, timeout=timeout)
-
     @contextmanager
     def device(self, task: str) -> Iterator[None]:
         """Propose a server, such as `ps:1` or `/job:ps/task:1`, as home of what this thread makes.
@@ -170,9 +159,8 @@ class Session(Resources, Closing):
         limit = checked_timeout(timeout)
         names, began = list(names), time.monotonic()
         for name in names:
-            left = None if limit is None else max(0.0, limit - (time.monotonic() - began))
             try:
-                self.variable(name, timeout=left)
+                self.variable(name, timeout=left(limit, began))
             except TimedOut as e:
                 missing = self.uninitialized(names)
                 raise TimedOut(f"{missing} of {names} are not initialised: {e}") from e

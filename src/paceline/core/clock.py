@@ -37,6 +37,11 @@ class ManualClock:
         self._now += seconds
 
 
+def left(limit: float | None, began: float) -> float | None:
+    """What is left, in seconds, of a wait that began at that time of the monotonic clock."""
+    return None if limit is None else max(0.0, limit - (time.monotonic() - began))
+
+
 def checked_timeout(timeout: float | None, name: str = "timeout") -> float | None:
     """Return `timeout` in seconds; `None` waits for ever, `0` not at all.
 
