@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
-from paceline.core.errors import SchemaError
+from paceline.core.numbers import int64
 
 
 class Counter:
@@ -51,18 +50,3 @@ class Counter:
         wanted = int64(at_least, f"counter '{self.name}': at_least")
         request = m.AwaitCounter(self.name, wanted, limit)
         return int(self._connection.call(request, timeout=limit).content)
-
-
-def int64(number: Any, what: str) -> int:
-    """`number` as an int.
-
-    Raises:
-        SchemaError: it is no whole number that fits into 64 bits; the message starts with `what`.
-    """
-    try:
-        found = None if isinstance(number, bool) else operator.index(number)
-    except TypeError:
-        found = None
-    if found is None or not -(1 << 63) <= found < 1 << 63:
-        raise SchemaError(f"{what} is a whole number of 64 bits, not {number!r}")
-    return found

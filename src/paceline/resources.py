@@ -15,9 +15,9 @@ from paceline.core import messages as m
 from paceline.core.clock import checked_timeout, left
 from paceline.core.errors import SchemaError
 from paceline.core.names import text
-from paceline.core.numbers import whole
+from paceline.core.numbers import int64, whole
 from paceline.core.queue_orders import Definition
-from paceline.counters import Counter, int64
+from paceline.counters import Counter
 from paceline.packing import memory as buffer
 from paceline.packing import pack
 from paceline.queues import Queue

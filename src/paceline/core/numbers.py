@@ -14,12 +14,29 @@ def whole(number: Any, what: str, least: int = 1, hint: str = "") -> int:
     Raises:
         SchemaError: it is another; the message starts with `what` and ends with `number`.
     """
+    found = _index(number)
+    if found is None or found < least:
+        raise SchemaError(f"{what} is a whole number, {least} or more{hint}, not {number!r}")
+    return found
+
+
+def int64(number: Any, what: str) -> int:
+    """`number` as an int.
+
+    Raises:
+        SchemaError: it is no whole number that fits into 64 bits; the message starts with `what`.
+    """
+    found = _index(number)
+    if found is None or not -(1 << 63) <= found < 1 << 63:
+        raise SchemaError(f"{what} is a whole number of 64 bits, not {number!r}")
+    return found
+
+
+def _index(number: Any) -> int | None:
     try:
-        if not isinstance(number, bool) and (found := operator.index(number)) >= least:
-            return found
+        return None if isinstance(number, bool) else operator.index(number)
     except TypeError:
-        pass
-    raise SchemaError(f"{what} is a whole number, {least} or more{hint}, not {number!r}")
+        return None
 
 
 def counted(number: int, what: str) -> str:
