@@ -86,10 +86,7 @@ def views(heads: Sequence[m.RunHead], memories: Sequence[Memory | None]) -> list
 
 def stacked(heads: Sequence[m.RunHead], memories: Sequence[Memory | None]) -> Tree:
     """One tree with a leading axis, or a list of trees where shapes differ; it owns its memory."""
-    found = [
-        _stretch(head, None if memory is None else memory.array())
-        for head, memory in zip(heads, memories, strict=True)
-    ]
+    found = _stretches(heads, memories)
     joined = stack(found)
     if joined is not None:
         return joined
@@ -106,12 +103,15 @@ def stacked_with_pad(
     heads: Sequence[m.RunHead], memories: Sequence[Memory | None], pad: Any, what: str
 ) -> tuple[Tree, Tree]:
     """One tree with a leading axis, its arrays padded, and their true sizes; as `stack_padded`."""
-    found = [
+    with _said_of(what):
+        return stack_padded(_stretches(heads, memories), pad)
+
+
+def _stretches(heads: Sequence[m.RunHead], memories: Sequence[Memory | None]) -> list[Stretch]:
+    return [
         _stretch(head, None if memory is None else memory.array())
         for head, memory in zip(heads, memories, strict=True)
     ]
-    with _said_of(what):
-        return stack_padded(found, pad)
 
 
 def _stretch(head: m.RunHead, block: Array | None) -> Stretch:
