@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.core import messages as m
@@ -18,8 +19,8 @@ class Named(Protocol):
     name: str
 
     @property
-    def definition(self) -> dict[str, Any]:
-        """What it was made with; equal for the same resource."""
+    def definition(self) -> Any:
+        """What it was made with, as data that travels; equal for the same resource."""
 
     def stats(self) -> dict[str, Any]:
         """What it is now, as plain data."""
@@ -58,17 +59,24 @@ class NamedDesk(Desk, Generic[S]):
         Raises:
             SchemaError: it exists with another definition.
         """
-        name, wanted = made.name, made.definition
+        self.keep(made.name, made.definition, lambda: made)
+        self._service.answer(peer, frame.request, m.Text(made.definition))
+
+    def keep(self, name: str, wanted: Any, make: Callable[[], S]) -> None:
+        """See that there is a resource of that name and definition; `make` it unless there is one.
+
+        Raises:
+            SchemaError: it exists with another definition.
+        """
         found = self.states.get(name)
         if found is None:
-            self.states[checked_name(name)] = made
+            self.states[checked_name(name)] = make()
             self._service.parking.changed((self.kind, name))
         elif found.definition != wanted:
             raise SchemaError(
                 f"{self.kind} '{name}' exists with {_spelled(found.definition)}; asked for:"
                 f" {_spelled(wanted)}"
             )
-        self._service.answer(peer, frame.request, m.Text(wanted))
 
     def find(self, peer: Peer, frame: Frame, name: str, timeout: float | None) -> None:
         """Answer with the definition of a resource once it is there."""
@@ -86,5 +94,7 @@ class NamedDesk(Desk, Generic[S]):
         self._service.ask(peer, frame, (self.kind, name), attempt, timeout, what)
 
 
-def _spelled(definition: dict[str, Any]) -> str:
+def _spelled(definition: Any) -> str:
+    if not isinstance(definition, dict):
+        return str(definition)
     return ", ".join(f"{key}={value!r}" for key, value in definition.items())

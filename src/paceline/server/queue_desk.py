@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.core import messages as m
-from paceline.core.errors import ProtocolError, SchemaError, UnknownName
+from paceline.core.errors import ProtocolError, SchemaError
 from paceline.core.queue_items import Run
 from paceline.core.queue_orders import Definition
 from paceline.core.queue_state import QueueState
 from paceline.core.tree import PLAIN, decoded
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer
-from paceline.server.service import Desk, Handler, Service, buffer, checked_name
+from paceline.server.named_desk import NamedDesk
+from paceline.server.service import Handler, buffer
 from paceline.transports.base import Frame
 
 _TYPES = {kind: plain for plain, kind in PLAIN.items()}
 
 
-class QueueDesk(Desk):
+class QueueDesk(NamedDesk[QueueState]):
     """The queues of a server."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self.states: dict[str, QueueState] = {}
+    kind = "queue"
+    made_by = "queue('{}', capacity)"
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -38,19 +38,10 @@ class QueueDesk(Desk):
             m.QueueStats: self._stats,
         }
 
-    def listing(self) -> tuple[str, dict[str, Any]]:
-        return "queues", {name: queue.stats() for name, queue in self.states.items()}
-
     def lost(self, peer: Peer) -> None:
         for name, queue in self.states.items():
             queue.lost(peer)
             self._changed(name)
-
-    def _queue(self, name: str) -> QueueState:
-        found = self.states.get(name)
-        if found is None:
-            raise UnknownName(f"no queue '{name}'; there are {sorted(self.states)}")
-        return found
 
     def _changed(self, name: str) -> None:
         """Ask those who wait: first for room, then for items."""
@@ -60,7 +51,6 @@ class QueueDesk(Desk):
         parking.changed(("items", name))
 
     def _define(self, peer: Peer, request: m.DefineQueue, frame: Frame) -> None:
-        found = self.states.get(request.name)
         wanted = Definition(
             request.capacity,
             request.capacity_bytes,
@@ -69,32 +59,20 @@ class QueueDesk(Desk):
             request.min_after_dequeue,
             request.seed,
         )
-        if found is None:
+
+        def make() -> QueueState:
             wanted.check(request.name)
-            self.states[checked_name(request.name)] = QueueState(request.name, *wanted)
-            self._service.parking.changed(("queue", request.name))
-        elif found.definition != wanted:
-            raise SchemaError(
-                f"queue '{request.name}' exists with {found.definition}; asked for: {wanted}"
-            )
+            return QueueState(request.name, *wanted)
+
+        self.keep(request.name, wanted, make)
         self._service.answer(peer, frame.request, m.Done())
 
     def _find(self, peer: Peer, request: m.FindQueue, frame: Frame) -> None:
-        def attempt() -> Any:
-            queue = self.states.get(request.name)
-            return NOT_YET if queue is None else m.Text(queue.definition)
-
-        def what() -> str:
-            return (
-                f"no queue '{request.name}'; there are {sorted(self.states)}; whoever calls"
-                f" queue('{request.name}', capacity) ends the wait; {self._service.who()}"
-            )
-
-        self._service.ask(peer, frame, ("queue", request.name), attempt, request.timeout, what)
+        self.find(peer, frame, request.name, request.timeout)
 
     def _enqueue(self, peer: Peer, request: m.Enqueue, frame: Frame) -> None:
         name = request.name
-        queue = self._queue(name)
+        queue = self.state(name)
         runs = received(peer, request.runs, frame)
         _rank(queue, runs, request.priorities)
         ticket = queue.ticket()
@@ -123,7 +101,7 @@ class QueueDesk(Desk):
 
     def _dequeue(self, peer: Peer, request: m.Dequeue, frame: Frame) -> None:
         name = request.name
-        queue = self._queue(name)
+        queue = self.state(name)
 
         def attempt() -> Any:
             runs = queue.dequeue(request.least, request.most)
@@ -140,16 +118,16 @@ class QueueDesk(Desk):
         self._service.ask(peer, frame, ("items", name), attempt, request.timeout, what)
 
     def _receipt(self, peer: Peer, request: m.Receipt, frame: Frame) -> None:
-        self._queue(request.name).receipt(request.delivery, peer, returned=request.returned)
+        self.state(request.name).receipt(request.delivery, peer, returned=request.returned)
         self._changed(request.name)
 
     def _close(self, peer: Peer, request: m.CloseQueue, frame: Frame) -> None:
-        self._queue(request.name).close(cancel=request.cancel)
+        self.state(request.name).close(cancel=request.cancel)
         self._changed(request.name)
         self._service.answer(peer, frame.request, m.Done())
 
     def _stats(self, peer: Peer, request: m.QueueStats, frame: Frame) -> None:
-        self._service.answer(peer, frame.request, m.Text(self._queue(request.name).stats()))
+        self._service.answer(peer, frame.request, m.Text(self.state(request.name).stats()))
 
 
 def _rank(queue: QueueState, runs: list[Run], priorities: Sequence[int]) -> None:
