@@ -30,7 +30,7 @@ def pack(arena: Arena, tree: Tree, what: str) -> tuple[m.Head, Block | None]:
         SchemaError: a leaf may not travel; the message starts with `what` and has its path.
         OutOfMemory: there is no memory for it.
     """
-    with _said_of(what):
+    with said_of(what):
         flat = trees.flatten(tree, convert)
     return m.Head(flat.layout, list(flat.values)), _written(arena, flat)
 
@@ -39,7 +39,7 @@ def pack_items(
     arena: Arena, items: Sequence[Tree], what: str, version: int
 ) -> list[tuple[m.RunHead, Block | None]]:
     """Take items with one stamp apart, in runs of those alike; raises as `pack`."""
-    with _said_of(what):
+    with said_of(what):
         found = runs(items, convert)
     return [
         (m.RunHead(run.layout, run.count, run.columns, version), _written(arena, run))
@@ -52,7 +52,7 @@ def pack_item(
     arena: Arena, item: Tree, what: str, version: int, metrics: dict[str, list[float]] | None
 ) -> tuple[m.RunHead, Block | None]:
     """Take one item apart, with what was logged while it was made; raises as `pack`."""
-    with _said_of(what):
+    with said_of(what):
         flat = trees.flatten(item, convert)
     columns = [[value] for value in flat.values]
     logged = [] if metrics is None else [metrics]
@@ -103,7 +103,7 @@ def stacked_with_pad(
     heads: Sequence[m.RunHead], memories: Sequence[Memory | None], pad: Any, what: str
 ) -> tuple[Tree, Tree]:
     """One tree with a leading axis, its arrays padded, and their true sizes; as `stack_padded`."""
-    with _said_of(what):
+    with said_of(what):
         return stack_padded(_stretches(heads, memories), pad)
 
 
@@ -127,7 +127,8 @@ def _written(arena: Arena, flat: trees.Flat | FlatRun) -> Block | None:
 
 
 @contextmanager
-def _said_of(what: str) -> Iterator[None]:
+def said_of(what: str) -> Iterator[None]:
+    """Begin the message of a SchemaError with what was asked."""
     try:
         yield
     except SchemaError as e:

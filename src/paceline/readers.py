@@ -18,6 +18,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.errors import Closed, PacelineError, SchemaError, WouldBlock
 from paceline.core.runs import runs
 from paceline.core.tree import unflatten
+from paceline.packing import said_of
 
 TO_LOOK = 1.0
 
@@ -217,10 +218,8 @@ def packed(name: str, pieces: Iterable[Any]) -> list[m.RunHead]:
     if isinstance(pieces, (str, bytes, dict)) or not isinstance(pieces, Iterable):
         raise SchemaError(f"{what}: pieces is a list or another iterable, not {pieces!r:.60}")
     items = [piece.item() if isinstance(piece, np.generic) else piece for piece in pieces]
-    try:
+    with said_of(what):
         found = runs(items)
-    except SchemaError as e:
-        raise SchemaError(f"{what}: {e}") from e
     if any(run.nbytes for run in found):
         raise SchemaError(
             f"{what}: a piece is plain values, in dicts, lists and tuples, and has no arrays: give"

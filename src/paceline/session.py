@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Self
 
 from paceline import secret as secrets
@@ -194,19 +195,19 @@ class Session(Resources, Closing):
                 f"the {kind} '{name}' is on {home[0]}, this session on {', '.join(places)}:"
                 " a handle cannot be used in another cluster"
             )
-        if kind == "variable":
-            return self.variable(name)
-        if kind == "queue":
-            return self.queue(name)
-        if kind == "counter":
-            return self.counter(name, None)
-        if kind == "barrier":
-            return self.barrier(name)
-        if kind == "reader":
-            return self.reader(name)
-        if kind == "accumulator":
-            return self.accumulator(name)
-        raise FunctionError(f"a {kind} cannot be used in another process than the one that made it")
+        finders: dict[str, Callable[[str], Any]] = {
+            "variable": self.variable,
+            "queue": self.queue,
+            "counter": partial(self.counter, start=None),
+            "barrier": self.barrier,
+            "reader": self.reader,
+            "accumulator": self.accumulator,
+        }
+        if kind not in finders:
+            raise FunctionError(
+                f"a {kind} cannot be used in another process than the one that made it"
+            )
+        return finders[kind](name)
 
     def close(self) -> None:
         """Leave the cluster and end the connection. What was shared stays. Idempotent."""
