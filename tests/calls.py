@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline import Session
+from paceline.core import messages as m
+
 DEADLINE_SECONDS = 30.0
 
 
@@ -39,3 +42,9 @@ def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
+
+
+def waits(session: Session, kind: str) -> int:
+    """How many calls wait on the server for that."""
+    members = session.connection.call(m.Stats()).content["members"].values()
+    return sum(key[0] == kind for member in members for key, _ in member["waits"])

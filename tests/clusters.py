@@ -32,6 +32,13 @@ def following(policy: paceline.Variable[Any], worker: paceline.Worker) -> Iterat
         yield {"version": snapshot.version, "pid": os.getpid(), "index": worker.index}
 
 
+def gated(gate: str) -> Iterator[Any]:
+    """One item, and the next once there is a file of that name."""
+    yield 0
+    until(lambda: os.path.exists(gate))
+    yield from range(1, 100)
+
+
 def accounted(stats: dict[str, Any]) -> bool:
     """Whether nothing that was accepted is lost."""
     ended = stats["delivered"] + sum(stats["dropped"].values()) + stats["stored"]

@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from paceline.testing import Serving, serving
+from paceline.testing.serving import Carrier
 
 # Started in the background, a shell has its children ignore Ctrl-C, and theirs; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -174,3 +177,11 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Generator[None, None, Non
             os.kill(pid, signal.SIGKILL)
     if left and not failed:
         pytest.fail(f"still there {GRACE_SECONDS} s after the test: " + "; ".join(left))
+
+
+@pytest.fixture(params=["memory", "unix", "tcp"])
+def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    """A server in a thread, reached in each way that there is."""
+    carrier: Carrier = request.param
+    with serving(carrier, where="thread") as made:
+        yield made

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from calls import DEADLINE_SECONDS, Call, until
+from calls import DEADLINE_SECONDS, Call, until, waits
 from clusters import every_engine, quiet
 from hands import cluster, served
 from wires import wired
@@ -27,7 +26,6 @@ from paceline import (
     WorkerLeft,
     WouldBlock,
 )
-from paceline.core import messages as m
 from paceline.server.loop import LocalServer
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
@@ -35,19 +33,6 @@ from paceline.testing.serving import Carrier
 SECRET = b"a secret of sixteen bytes"
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
-
-
-def waits(session: Session, kind: str) -> int:
-    """How many calls wait on the server for that."""
-    members = session.connection.call(m.Stats()).content["members"].values()
-    return sum(key[0] == kind for member in members for key, _ in member["waits"])
 
 
 def accounted(accumulator: Accumulator) -> dict[str, Any]:

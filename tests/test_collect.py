@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import LIMIT, accounted, beside, every_engine, following, quiet, until
+from clusters import LIMIT, accounted, beside, every_engine, following, gated, quiet, until
 
 import paceline
 from paceline import Closed, FunctionError, SchemaError, TimedOut, UnknownName, WorkerFailed
@@ -242,11 +242,6 @@ def test_closing_a_collection_ends_its_functions_waits(engine: str) -> None:
 def test_a_wait_that_times_out_loses_nothing_and_says_what_is_missing(
     engine: str, tmp_path: Path
 ) -> None:
-    def gated(gate: str) -> Iterator[Any]:
-        yield 0
-        until(lambda: os.path.exists(gate))
-        yield from range(1, 100)
-
     gate = tmp_path / "gate"
     with quiet(1, engine) as cluster:
         batches = cluster.collect(gated, str(gate), batch_size=2)

@@ -40,13 +40,6 @@ from paceline.transports.stream import StreamChannel
 from paceline.transports.tcp import host_and_port
 
 
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
-
-
 @pytest.fixture
 def unix_server() -> Iterator[Serving]:
     with serving("unix", where="thread") as made:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import DEADLINE_SECONDS, Call, until
+from calls import DEADLINE_SECONDS, Call, until, waits
 from clusters import every_engine, quiet
 from wires import wired
 
@@ -18,20 +18,6 @@ from paceline.core import messages as m
 from paceline.server.loop import LocalServer
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
-
-
-def waits(session: Session, kind: str) -> int:
-    """How many calls wait on the server for that."""
-    members = session.connection.call(m.Stats()).content["members"].values()
-    return sum(key[0] == kind for member in members for key, _ in member["waits"])
-
 
 # Counters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,10 @@ import pytest
 
 import paceline
 from paceline.queues import Queue
-from paceline.testing import Serving, serving
-from paceline.testing.serving import Carrier
+from paceline.testing import Serving
 
 PACKAGE = os.path.dirname(paceline.__file__)
 LARGE = 100_000
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
 
 
 def interrupted(line: int, call: Callable[[], Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import LIMIT, accounted, beside, every_engine, following, quiet, until
+from clusters import LIMIT, accounted, beside, every_engine, following, gated, quiet, until
 
 import paceline
 from paceline import TooStale
@@ -260,11 +260,6 @@ def test_functions_that_wait_for_work_from_the_trainer_hand_in_what_they_have(en
 def test_a_worker_is_admitted_to_an_item_while_it_makes_the_one_before(
     engine: str, tmp_path: Path
 ) -> None:
-    def gated(gate: str) -> Iterator[Any]:
-        yield 0
-        until(lambda: os.path.exists(gate))
-        yield from range(1, 100)
-
     gate = tmp_path / "gate"
     with quiet(1, engine) as cluster:
         batches = cluster.collect(gated, str(gate), batch_size=3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,8 @@ from paceline.core.errors import Disconnected
 from paceline.queues import Queue
 from paceline.session import Session
 from paceline.testing import Serving, serving
-from paceline.testing.serving import Carrier
 
 SIZE = 40_000
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
 
 
 def full(n: int) -> dict[str, Any]:

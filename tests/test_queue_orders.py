@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,6 @@ from test_queues import conserved
 from paceline import Closed, SchemaError, Session, TimedOut, WouldBlock
 from paceline.server.loop import LocalServer
 from paceline.testing import Serving, serving
-from paceline.testing.serving import Carrier
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
-
 
 # Orders
 

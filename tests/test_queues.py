@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,7 @@ from paceline.core import messages as m
 from paceline.core.errors import Closed, ProtocolError, SchemaError, TimedOut, UnknownName
 from paceline.core.tree import flatten
 from paceline.testing import Serving, serving
-from paceline.testing.serving import Carrier
 from paceline.transports.base import HeapBlock
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
 
 
 def conserved(stats: dict[str, Any]) -> bool:

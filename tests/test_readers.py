@@ -26,13 +26,6 @@ from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
 
 
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
-
-
 def waiting(session: Session) -> int:
     """How many calls wait for a piece."""
     members = session.connection.call(m.Stats()).content["members"].values()

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,17 +15,9 @@ from paceline.core.errors import Refused, SchemaError, TimedOut, UnknownName
 from paceline.server.loop import Server
 from paceline.session import Session
 from paceline.testing import Serving, serving
-from paceline.testing.serving import Carrier
 from paceline.transports.unix import UnixListener
 
 DEADLINE_SECONDS = 30.0
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
 
 
 def test_sessions_share_by_name(server: Serving) -> None:

@@ -14,17 +14,9 @@ import paceline
 from paceline.core import messages as m
 from paceline.core.errors import SchemaError, UnknownName
 from paceline.core.versions import count_of
-from paceline.testing import Serving, serving
-from paceline.testing.serving import Carrier
+from paceline.testing import Serving
 
 LARGE = 100_000
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
 
 
 @pytest.mark.parametrize("size", [1, LARGE])

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, assert_type
 
 import numpy as np
@@ -18,17 +18,9 @@ from paceline.core.errors import SchemaError, TimedOut
 from paceline.core.versions import count_of
 from paceline.session import Session
 from paceline.testing import Serving, serving
-from paceline.testing.serving import Carrier
 from paceline.variables import Snapshot, Variable
 
 MEGABYTE = 1 << 20
-
-
-@pytest.fixture(params=["memory", "unix", "tcp"])
-def server(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    carrier: Carrier = request.param
-    with serving(carrier, where="thread") as made:
-        yield made
 
 
 class Point(NamedTuple):
