@@ -45,6 +45,8 @@ def looking(policy: paceline.Variable[Any]) -> Iterator[Any]:
         version = snapshot.version
         total = int(snapshot.tree.sum())
         yield {"own": own() - before, "value": total // snapshot.tree.size}
+        # Or it would look at two while the next one arrives.
+        del snapshot
 
 
 @pytest.mark.timeout(120)
