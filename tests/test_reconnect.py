@@ -286,14 +286,17 @@ def test_a_session_that_leaves_is_not_waited_for() -> None:
 
 
 def test_a_session_that_nobody_uses_any_more_ends() -> None:
-    def forget(sessions: list[Session]) -> None:
-        sessions.clear()
-        gc.collect()
-
     with wired(linger=0.1) as (server, wire):
+
+        def forget(sessions: list[Session]) -> None:
+            sessions.clear()
+            gc.collect()
+            until(lambda: not server.service.members.alive)
+            # The warnings come on whichever thread lets go last.
+            until(lambda: all(each.name != "paceline-line" for each in threading.enumerate()))
+
         with pytest.warns(ResourceWarning):
             forget([wire.session()])
-        until(lambda: not server.service.members.alive)
 
 
 def test_a_server_that_ends_says_so() -> None:
