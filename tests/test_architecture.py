@@ -102,6 +102,7 @@ PUBLIC_NAMES = [
     "WorkerLeft",
     "WouldBlock",
     "__version__",
+    "replica_device_setter",
 ]
 
 

@@ -31,6 +31,7 @@ from paceline.core.errors import (
 from paceline.core.stats import Stats
 from paceline.counters import Counter
 from paceline.hosted import Server
+from paceline.placement import replica_device_setter
 from paceline.queues import Queue
 from paceline.readers import Piece, Reader
 from paceline.session import Session
@@ -73,4 +74,5 @@ __all__ = [
     "WorkerLeft",
     "WouldBlock",
     "__version__",
+    "replica_device_setter",
 ]

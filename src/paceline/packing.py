@@ -30,8 +30,17 @@ def pack(arena: Arena, tree: Tree, what: str) -> tuple[m.Head, Block | None]:
         SchemaError: a leaf may not travel; the message starts with `what` and has its path.
         OutOfMemory: there is no memory for it.
     """
+    return pack_flat(arena, taken(tree, what))
+
+
+def taken(tree: Tree, what: str) -> trees.Flat:
+    """Take a tree apart; raises as `pack`, but needs no memory."""
     with said_of(what):
-        flat = trees.flatten(tree, convert)
+        return trees.flatten(tree, convert)
+
+
+def pack_flat(arena: Arena, flat: trees.Flat) -> tuple[m.Head, Block | None]:
+    """Copy the arrays of a tree that was taken apart; raises OutOfMemory as `pack`."""
     return m.Head(flat.layout, list(flat.values)), _written(arena, flat)
 
 

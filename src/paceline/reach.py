@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from paceline.connection import Connection
 from paceline.core import messages as m
-from paceline.core.errors import Disconnected, PacelineError, TimedOut
+from paceline.core.errors import Disconnected, PacelineError, TimedOut, UnknownName
+from paceline.core.spec import Task
+from paceline.placement import Setter
 from paceline.transports.base import Address, transport
 
 _log = logging.getLogger("paceline")
@@ -78,14 +80,26 @@ class Lines:
         return list(self._by_task)
 
     @property
-    def device(self) -> str:
-        """The task that this thread proposes as home of what it makes; empty for none."""
-        found: str = getattr(self._device, "task", "")
+    def device(self) -> str | Setter | None:
+        """What this thread proposes as home of what it makes: a task, or who chooses one."""
+        found: str | Setter | None = getattr(self._device, "task", None)
         return found
 
     @device.setter
-    def device(self, task: str) -> None:
+    def device(self, task: str | Setter | None) -> None:
         self._device.task = task
+
+    def server(self, task: str) -> str:
+        """The task, as people write it.
+
+        Raises:
+            SchemaError: it is no task.
+            UnknownName: it runs no server of this cluster.
+        """
+        wanted = str(Task.parse(task))
+        if self._by_task and wanted not in self._by_task:
+            raise UnknownName(f"{wanted} runs no server; there are {self.tasks}")
+        return wanted
 
     def home(
         self,
@@ -94,24 +108,38 @@ class Lines:
         *,
         make: bool = True,
         near: Connection | None = None,
+        nbytes: int = 0,
         timeout: float | None = 0.0,
     ) -> Connection:
         """The line to the home of a name, which is chosen now if it is to be made.
 
-        Then it is at the other end of `near`, if that is given. Else it is waited for, for
-        `timeout` seconds.
+        Then it is at the other end of `near`, if that is given, else where `device` wants a thing
+        of that many bytes. What is not to be made is waited for, for `timeout` seconds.
         """
+        proposal = self._proposal(kind, name, near, nbytes) if make else ""
         if len(self._by_task) < 2:
             return self.first
         found = self._homes.get((kind, name))
         if found is None:
-            wanted = next((task for task, line in self._by_task.items() if line is near), None)
-            proposal = (wanted or self.device or self.tasks[0]) if make else ""
             limit = 0.0 if make else timeout
             request = m.Locate(kind, name, proposal, limit)
             task = self.first.call(request, timeout=limit).content
             found = self._homes[kind, name] = self._by_task[task]
         return found
+
+    def _proposal(self, kind: str, name: str, near: Connection | None, nbytes: int) -> str:
+        for task, line in self._by_task.items():
+            if line is near:
+                return task
+        wanted = self.device
+        if callable(wanted):
+            # It is asked for what has a home, too: so it counts the same in every process.
+            wanted = wanted(kind, name, nbytes)
+            try:
+                wanted = None if wanted is None else self.server(wanted)
+            except PacelineError as e:
+                raise type(e)(f"device: the {kind} '{name}': {e}") from e
+        return wanted or next(iter(self._by_task), "")
 
 
 def reached(target: str, joining: Joining, timeout: float | None) -> tuple[Lines, m.Joined]:

@@ -17,9 +17,10 @@ from paceline.core.errors import SchemaError
 from paceline.core.names import text
 from paceline.core.numbers import int64, whole
 from paceline.core.queue_orders import Definition
+from paceline.core.tree import Flat
 from paceline.counters import Counter
 from paceline.packing import memory as buffer
-from paceline.packing import pack
+from paceline.packing import pack_flat, taken
 from paceline.queues import Queue
 from paceline.reach import Lines
 from paceline.readers import Reader, packed, seconds
@@ -45,6 +46,7 @@ class Resources:
         *,
         make: bool,
         near: Connection | None = None,
+        nbytes: int = 0,
     ) -> tuple[str, Connection, float | None]:
         """The resource's name, the line to its home, and how long to wait for it there.
 
@@ -53,7 +55,7 @@ class Resources:
         """
         limit, began = checked_timeout(timeout), time.monotonic()
         name = text(name, f"the name of a {kind}")
-        home = self._lines.home(kind, name, make=make, near=near, timeout=limit)
+        home = self._lines.home(kind, name, make=make, near=near, nbytes=nbytes, timeout=limit)
         return name, home, limit if make else left(limit, began)
 
     @overload
@@ -98,12 +100,14 @@ class Resources:
         """
         if value is _UNSET and memory is not None:
             raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
-        name, home, limit = self._find("variable", name, timeout, make=value is not _UNSET)
         if value is _UNSET:
+            name, home, limit = self._find("variable", name, timeout, make=False)
             request = m.Await(name, limit)
             defined, buffers = home.exchange(request, timeout=limit)
         else:
-            defined, buffers = _defined(home, name, value, overwrite, memory, limit)
+            flat = taken(value, f"variable '{name}'")
+            name, home, limit = self._find("variable", name, timeout, make=True, nbytes=flat.size)
+            defined, buffers = _defined(home, name, flat, overwrite, memory, limit)
         board = buffer(buffers)
         if board is not None:
             home.board = board.lasting().view(np.int64)
@@ -263,12 +267,16 @@ class Resources:
         if linked is not None:
             linked, near, timeout = self._find("variable", linked, timeout, make=False)
         make = near is not None or like is not None
-        name, home, limit = self._find("accumulator", name, timeout, make=make, near=near)
+        # Only the structure counts.
+        flat = None if like is None else taken(like, what)
+        nbytes = 0 if flat is None else flat.size
+        name, home, limit = self._find(
+            "accumulator", name, timeout, make=make, near=near, nbytes=nbytes
+        )
         if max_lag is not None:
             max_lag = whole(max_lag, f"{what}: max_lag", 0, ", or None")
         capacity = whole(capacity, f"{what}: capacity")
-        # Only the structure counts.
-        head = None if like is None else pack(home.arena, like, what)[0]
+        head = None if flat is None else m.Head(flat.layout, list(flat.values))
         request = m.DefineAccumulator(name, head, linked, max_lag, capacity, limit)
         found = home.call(request, timeout=limit).content
         return Accumulator(home, name, found["variable"], found["max_lag"], found["capacity"])
@@ -277,7 +285,7 @@ class Resources:
 def _defined(
     home: Connection,
     name: str,
-    value: Any,
+    flat: Flat,
     overwrite: bool,
     bound: int | None,
     limit: float | None,
@@ -287,6 +295,6 @@ def _defined(
     # Only what replaces another version may have to wait for room.
     patience = limit if overwrite else 0.0
     with home.interrupts:
-        head, block = pack(home.arena, value, f"variable '{name}'")
+        head, block = pack_flat(home.arena, flat)
         request = m.Define(name, head, overwrite, bound, limit)
         return home.exchange(request, [block], patience)

@@ -20,9 +20,9 @@ from paceline.core.errors import (
     PacelineError,
     SchemaError,
     TimedOut,
-    UnknownName,
 )
-from paceline.core.spec import Spec, Task
+from paceline.core.spec import Spec
+from paceline.placement import Setter
 from paceline.reach import Joining, Lines, reached, reached_all
 from paceline.resources import Resources
 from paceline.server.loop import LocalServer
@@ -113,20 +113,31 @@ class Session(Resources, Closing):
         """The line that everything of this session speaks over."""
         return self._connection
 
-    @contextmanager
-    def device(self, task: str) -> Iterator[None]:
-        """Propose a server, such as `ps:1` or `/job:ps/task:1`, as home of what this thread makes.
+    def servers(self) -> list[str]:
+        """The tasks that run servers, the first of them first.
 
-        It holds within the block. What has a home already stays there.
+        None for a private session, nor for one on the address of a server that is the only one.
+        """
+        return self._lines.tasks
+
+    @contextmanager
+    def device(self, task: str | Setter | None) -> Iterator[None]:
+        """Propose a server as home of what this thread makes in the block.
+
+        That is a task, such as `ps:1` or `/job:ps/task:1`; or a function of the kind, the name and
+        the bytes of what is made that returns one, such as `replica_device_setter` makes; or `None`
+        for the first server. A block inside another takes its place. What has a home already stays
+        there.
 
         Raises:
             SchemaError: it is not written in one of these two ways.
             UnknownName: no server of the cluster is that task; the message lists those there are.
+                What a function returns is checked when something is made.
         """
-        wanted = str(Task.parse(task))
-        if self._lines.tasks and wanted not in self._lines.tasks:
-            raise UnknownName(f"{wanted} runs no server; there are {self._lines.tasks}")
-        before, self._lines.device = self._lines.device, wanted
+        chosen = task
+        if task is not None and not callable(task):
+            chosen = self._lines.server(task)
+        before, self._lines.device = self._lines.device, chosen
         try:
             yield
         finally:

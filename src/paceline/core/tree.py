@@ -64,6 +64,11 @@ class Flat:
     arrays: list[Array]
     nbytes: int
 
+    @property
+    def size(self) -> int:
+        """The bytes of the arrays alone, without what lies between them."""
+        return sum(array.nbytes for array in self.arrays)
+
     def write(self, block: memoryview) -> None:
         """Copy the arrays into `block`, `nbytes` long, each at its 64-byte aligned place."""
         offset = 0
