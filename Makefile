@@ -1,6 +1,7 @@
 # make demo      train CartPole in an environment of its own (.venv)
 # make test      run the tests of the core and of torch
 # make test-all  run every test, those of the heavy frameworks (JAX) too
+# make questions run the programs that answer the questions of docs/between-graph.md
 # make docs      build the documentation into build/docs; a broken link is an error
 # make bench     measure, each figure beside its limit; ARGS="call small --quick" chooses
 # make check     format, lint, types, architecture, tests: what CI checks
@@ -14,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-heavy test-all docs bench check static format-check lint types architecture format clean
+.PHONY: help demo questions test test-heavy test-all docs bench check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
 help:
@@ -22,6 +23,9 @@ help:
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/paceline demo $(ARGS)
+
+questions: $(VENV)/test.stamp
+	@$(BIN)/python examples/between_graph $(ARGS)
 
 bench: $(VENV)/demo.stamp
 	@$(BIN)/python benchmarks/run.py $(ARGS)
