@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from clusters import LIMIT
-from pages import ROOT
+from pages import ROOT, page
 from programs import EXAMPLES, run
 
 FOLDER = EXAMPLES / "between_graph"
+PAGE = page(ROOT / "docs" / "between-graph.md")
 
 # What each must have seen, by a line of what it prints.
 SHOWN = {
@@ -29,6 +30,13 @@ SHOWN = {
         r"worker:1 takes \['a', 'b'\]",
         r"worker:0 takes what is left: \['c'\]",
         r"opens another: weights are still \[11\. 22\.\]",
+    ),
+    "q2": (
+        *(rf"worker:{n} .* has its own session; uninitialized: \['hidden/kernel', " for n in (0, 1)),
+        r"master:0 \(process \d+\) initialises 4 variables",
+        r"live at ps:0 \(hidden/kernel\), ps:1 \(hidden/bias\), ps:0 \(out/kernel\), ps:1 \(out/b",
+        *(rf"worker:{n}: uninitialized: \[\]; it reads 58 ones" for n in (0, 1)),
+        *(rf"worker:{n} would .* stays: \[1\. 1\. 1\.\]..., version 1, at ps:0" for n in (0, 1)),
     ),
     "q3": (
         r"ps:0 \(process \d+\) gives weights \[3\. 4\.\]",
@@ -49,6 +57,8 @@ def test_a_question_is_answered_by_what_was_seen(name: str) -> None:
     assert said.startswith(f"{name}: ")
     assert "NOT SO" not in said
     assert [line for line in SHOWN[name] if not re.search(line, said)] == []
+    shown = PAGE.text.split(f"<!-- shown by {name} -->\n```text\n")[1].partition("```")[0]
+    assert _numbered(said.partition("\n")[2].strip("\n")) == _numbered(shown.strip("\n"))
 
 
 @pytest.mark.timeout(120)
@@ -115,3 +125,11 @@ def test_every_question_is_run_by_a_test() -> None:
     names = sorted(path.stem for path in FOLDER.glob("q*.py"))
     assert len(names) >= 3
     assert [name for name in names if f'"{name}"' not in tests] == []
+
+
+def _numbered(said: str) -> str:
+    """The same with processes numbered in the order of their tasks."""
+    tasks = dict(re.findall(r"(\w+:\d) \(process (\d+)\)", said))
+    for place, task in enumerate(sorted(tasks)):
+        said = re.sub(rf"process {tasks[task]}\b", f"process {place}", said)
+    return said

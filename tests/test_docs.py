@@ -80,7 +80,7 @@ def test_the_links_of_a_page_lead_to_pages_and_headings_that_exist(name: str) ->
 @each_page
 def test_the_files_tests_and_targets_that_a_page_names_exist(name: str) -> None:
     text = PAGES[name].text
-    files = re.findall(r"\b(?:examples|benchmarks|tests)/\w+\.\w+|\b[A-Z]{2,}\.md", text)
+    files = re.findall(r"\b(?:examples|benchmarks|tests)/[\w/]+\.\w+|\b[A-Z]{2,}\.md", text)
     assert [file for file in files if not (ROOT / file).exists()] == []
     for file, test in re.findall(r"`(?:tests/)?(test_\w+\.py)::(test_\w+)`", text):
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file} has no {test}"
