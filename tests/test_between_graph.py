@@ -32,7 +32,10 @@ SHOWN = {
         r"opens another: weights are still \[11\. 22\.\]",
     ),
     "q2": (
-        *(rf"worker:{n} .* has its own session; uninitialized: \['hidden/kernel', " for n in (0, 1)),
+        *(
+            rf"worker:{n} .* has its own session; uninitialized: \['hidden/kernel', "
+            for n in (0, 1)
+        ),
         r"master:0 \(process \d+\) initialises 4 variables",
         r"live at ps:0 \(hidden/kernel\), ps:1 \(hidden/bias\), ps:0 \(out/kernel\), ps:1 \(out/b",
         *(rf"worker:{n}: uninitialized: \[\]; it reads 58 ones" for n in (0, 1)),
