@@ -2,51 +2,50 @@
 
 The main program trains. The current model goes to the workers, what they collect comes back.
 
-    python examples/between_graph/q4_elegant.py
+    python examples/between_graph/q4_elegant.py --workers 2
 """
 
 import argparse
 import os
 
-import torch
-from pole import GOAL, make_env, make_net, make_optimizer, play, sampled, train_step
+from pole import GOAL, Pole, play
 from together import shows
+from torch_policy import Policy
 
 import paceline
 
+MOST_STEPS = 200
+
 
 def rollouts(policy, worker):
-    env, net = make_env(worker.seed % 2**31), make_net()
+    pole, mine = Pole(worker.seed), Policy(worker.seed)
     while True:
-        policy.read_into(net)
-        yield {**play(env, sampled(net)), "process": os.getpid()}
+        policy.read_into(mine.parameters)
+        yield {**play(pole, mine.choose), "process": os.getpid()}
 
 
 def main(workers, seed):
-    torch.manual_seed(seed)
-    net = make_net()
-    optimizer = make_optimizer(net)
+    mine = Policy(seed)
     returns, makers, lag = [], {}, 0
     with paceline.Cluster(workers=workers, seed=seed, progress="quiet") as cluster:
-        policy = cluster.variable("policy", net)
+        policy = cluster.variable("policy", mine.parameters)
         for batch in cluster.collect(rollouts, policy, batch_size=4, max_lag=1):
-            train_step(net, optimizer, batch.data)
-            policy.assign(net)
+            mine.train_step(batch.data)
+            policy.assign(mine.parameters)
             returns.append(batch.data["return"].mean())
             makers.update(zip(batch.worker, batch.data["process"].tolist(), strict=True))
             lag = max(lag, batch.lag.max())
-            if returns[-1] >= GOAL or len(returns) == 200:
+            if returns[-1] >= GOAL or len(returns) == MOST_STEPS:
                 break
+
     told = ", ".join(f"{worker} (process {makers[worker]})" for worker in sorted(makers))
     shows(
         os.getpid() not in makers.values(),
-        f"process {os.getpid()} has trained; {told} have collected",
+        f"the main program (process {os.getpid()}) has trained, collected have: {told}",
     )
     shows(lag <= 1, f"between making an item and training on it at most {lag} version was assigned")
-    shows(
-        returns[-1] >= GOAL,
-        f"mean return {returns[0]:.1f} at first, {returns[-1]:.1f} after {len(returns)} steps",
-    )
+    first, last = returns[0], returns[-1]
+    shows(last >= GOAL, f"mean return {first:.1f} at first, {last:.1f} after {len(returns)} steps")
 
 
 if __name__ == "__main__":
