@@ -25,7 +25,7 @@ FLOORS: dict[str, int] = {
         0: "core",
         1: "transports engines adapters checkpoint metrics functions blas spec secret",
         2: "server connection packing placement",
-        3: "batches reach",
+        3: "batches reach handles",
         4: "variables queues accumulators counters readers barriers replicas operations",
         5: "resources",
         6: "session supervisor ps",
@@ -97,12 +97,14 @@ PUBLIC_NAMES = [
     "UnknownName",
     "Unsupported",
     "Variable",
+    "WasReset",
     "Worker",
     "WorkerFailed",
     "WorkerLeft",
     "WouldBlock",
     "__version__",
     "replica_device_setter",
+    "reset",
 ]
 
 

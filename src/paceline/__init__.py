@@ -24,6 +24,7 @@ from paceline.core.errors import (
     TooStale,
     UnknownName,
     Unsupported,
+    WasReset,
     WorkerFailed,
     WorkerLeft,
     WouldBlock,
@@ -34,7 +35,7 @@ from paceline.hosted import Server
 from paceline.placement import replica_device_setter
 from paceline.queues import Queue
 from paceline.readers import Piece, Reader
-from paceline.session import Session
+from paceline.session import Session, reset
 from paceline.spec import ClusterSpec
 from paceline.variables import Snapshot, Variable
 from paceline.worker.handle import Worker
@@ -69,10 +70,12 @@ __all__ = [
     "UnknownName",
     "Unsupported",
     "Variable",
+    "WasReset",
     "Worker",
     "WorkerFailed",
     "WorkerLeft",
     "WouldBlock",
     "__version__",
     "replica_device_setter",
+    "reset",
 ]

@@ -13,6 +13,7 @@ from paceline.core import versions
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
+from paceline.handles import Handle
 from paceline.packing import copied, memory, pack
 
 OnLeave = Literal["raise", "lower"]
@@ -44,33 +45,31 @@ class Mean:
         return f"<Mean of {self.n}{at}>"
 
 
-class Accumulator:
+class Accumulator(Handle):
     """Gradients of one structure, held until somebody takes the mean of the first `n` of them.
 
     A contributor is a session that joined or applied, until it leaves, closes or dies. What was
     accepted of it counts nevertheless. As a context manager an accumulator is joined for the block.
     """
 
+    kind = "accumulator"
+
     def __init__(
         self,
         connection: Connection,
-        name: str,
+        key: str,
         variable: str | None,
         max_lag: int | None,
         capacity: int,
     ) -> None:
-        self.name = name
+        super().__init__(connection, key)
         self.variable = variable
         self.max_lag = max_lag
         self.capacity = capacity
-        self._connection = connection
 
     def __repr__(self) -> str:
         of = "" if self.variable is None else f" for '{self.variable}'"
-        return f"<Accumulator '{self.name}'{of} on {self._connection.address}>"
-
-    def __paceline_handle__(self) -> tuple[str, ...]:
-        return ("accumulator", self.name, self._connection.address)
+        return f"<Accumulator {self.called}{of} on {self._connection.address}>"
 
     def __enter__(self) -> Accumulator:
         self.join()
@@ -81,11 +80,11 @@ class Accumulator:
 
     def join(self) -> None:
         """Let those who take count on this session, before its first gradient."""
-        self._connection.call(m.Contribute(self.name, "join"))
+        self._connection.call(m.Contribute(self.key, "join"))
 
     def leave(self) -> None:
         """Let nobody who takes count on this session any longer; its next `apply` joins again."""
-        self._connection.call(m.Contribute(self.name, "leave"))
+        self._connection.call(m.Contribute(self.key, "leave"))
 
     def apply(
         self, gradient: Any, version: int | None = None, *, timeout: float | None = 60.0
@@ -103,9 +102,9 @@ class Accumulator:
             TimedOut: the accumulator held its `capacity` of gradients for `timeout` seconds.
         """
         limit = checked_timeout(timeout)
-        head, block = pack(self._connection.arena, gradient, f"apply '{self.name}'")
+        head, block = pack(self._connection.arena, gradient, f"apply {self.called}")
         made_with = None if version is None else operator.index(version)
-        request = m.Apply(self.name, head, made_with, limit)
+        request = m.Apply(self.key, head, made_with, limit)
         return bool(self._connection.call(request, [block], limit).content)
 
     def take(
@@ -128,18 +127,18 @@ class Accumulator:
             SchemaError: `n` is more than its `capacity`, or the mean differs from `like`.
         """
         limit = checked_timeout(timeout)
-        n = whole(n, f"take '{self.name}': n")
+        n = whole(n, f"take {self.called}: n")
         if on_leave not in get_args(OnLeave):
             raise SchemaError(
-                f"take '{self.name}': on_leave is 'raise' or 'lower', not {on_leave!r}"
+                f"take {self.called}: on_leave is 'raise' or 'lower', not {on_leave!r}"
             )
-        request = m.Take(self.name, n, on_leave, limit)
+        request = m.Take(self.key, n, on_leave, limit)
         found, buffers = self._connection.exchange(request, timeout=limit)
         tree = copied(found.layout, found.values, memory(buffers))
         del buffers
         self._connection.give_back()
         if like is not None:
-            tree = rebuild(tree, like, f"take '{self.name}'")
+            tree = rebuild(tree, like, f"take {self.called}")
         version = None if found.version == m.NO_VERSION else found.version
         return Mean(tree, len(found.producers), tuple(found.producers), tuple(found.lags), version)
 
@@ -149,5 +148,5 @@ class Accumulator:
         Reasons are `stale` (the variable had gone on), `late` (the step it was for had been taken)
         and `epoch`. `left` has the tasks that contributed, left and did not come back.
         """
-        content: dict[str, Any] = self._connection.call(m.AccumulatorStats(self.name)).content
+        content: dict[str, Any] = self._connection.call(m.AccumulatorStats(self.key)).content
         return content

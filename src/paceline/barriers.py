@@ -5,25 +5,24 @@ from __future__ import annotations
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
+from paceline.handles import Handle
 
 
-class Barrier:
+class Barrier(Handle):
     """A meeting of `n` calls of `wait`, round after round; each counts, of whatever task.
 
     A task that died while it waited, or whose wait timed out, is not in the round any more: when
     it comes back it arrives anew.
     """
 
-    def __init__(self, connection: Connection, name: str, n: int) -> None:
-        self.name = name
+    kind = "barrier"
+
+    def __init__(self, connection: Connection, key: str, n: int) -> None:
+        super().__init__(connection, key)
         self.n = n
-        self._connection = connection
 
     def __repr__(self) -> str:
-        return f"<Barrier '{self.name}' of {self.n}, on {self._connection.address}>"
-
-    def __paceline_handle__(self) -> tuple[str, ...]:
-        return ("barrier", self.name, self._connection.address)
+        return f"<Barrier {self.called} of {self.n}, on {self._connection.address}>"
 
     def wait(self, timeout: float | None = 60.0) -> int:
         """Wait until `n` are here; the place in the order of arrival, 0 to `n - 1`.
@@ -36,8 +35,8 @@ class Barrier:
             Closed: somebody aborted the round.
         """
         limit = checked_timeout(timeout)
-        return int(self._connection.call(m.Arrive(self.name, limit), timeout=limit).content)
+        return int(self._connection.call(m.Arrive(self.key, limit), timeout=limit).content)
 
     def abort(self) -> None:
         """End the waits of those who have arrived with `Closed`; the next begins another round."""
-        self._connection.call(m.AbortBarrier(self.name))
+        self._connection.call(m.AbortBarrier(self.key))

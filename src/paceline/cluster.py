@@ -115,6 +115,7 @@ class Cluster(Closing):
         mine, self.resources = self.session, self.session.resources
         self.variable, self.queue, self.accumulator = mine.variable, mine.queue, mine.accumulator
         self.counter, self.barrier, self.reader = mine.counter, mine.barrier, mine.reader
+        self.container, self.reset = mine.container, mine.reset
 
     def __repr__(self) -> str:
         return f"<Cluster of {self._crew.alive()} workers, {self._hosting.engine}>"
@@ -173,7 +174,7 @@ class Cluster(Closing):
         except FunctionError:
             functions.dump(fn)  # by itself, so that an error speaks of it
             raise
-        name = f"{getattr(fn, '__name__', 'collect')}-{next(self._names)}"
+        name = self.session.key(f"{getattr(fn, '__name__', 'collect')}-{next(self._names)}")
         self.session.connection.call(
             m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes, turns)
         )
@@ -386,15 +387,14 @@ def _jobs(workers: int | dict[str, int]) -> dict[str, int]:
 
 
 def _stamping(version_of: Any, resources: tuple[Any, ...]) -> str | None:
-    if version_of is _FIRST_VARIABLE:
-        return next((r.name for r in resources if isinstance(r, Variable)), None)
-    if isinstance(version_of, Variable):
-        version_of = version_of.name
-    if version_of is not None:
-        names = [r.name for r in resources if isinstance(r, Variable)]
-        if version_of not in names:
-            raise SchemaError(
-                f"version_of={version_of!r} is not among the resources' variables {names}"
-            )
-    found: str | None = version_of
-    return found
+    there = [r for r in resources if isinstance(r, Variable)]
+    if version_of is _FIRST_VARIABLE or version_of is None:
+        return there[0].key if there and version_of is not None else None
+    handle = isinstance(version_of, Variable)
+    for one in there:
+        if one.key == version_of.key if handle else one.name == version_of:
+            return one.key
+    raise SchemaError(
+        f"version_of={version_of.name if handle else version_of!r} is not among the resources'"
+        f" variables {[one.name for one in there]}"
+    )

@@ -16,7 +16,8 @@ from paceline.core import messages as m
 from paceline.core.account import BATCH
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
-from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WouldBlock
+from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WasReset, WouldBlock
+from paceline.core.names import parts
 from paceline.session import Session
 from paceline.worker.line import Collect
 
@@ -97,10 +98,11 @@ class Collection(Closing, Generic[D]):
         self,
         session: Session,
         workers: Workers,
-        name: str,
+        key: str,
         on_change: Callable[[Collection[Any]], None],
     ) -> None:
-        self.name = name
+        self.name = parts(key).name
+        self._key = key
         self.tally = Tally()
         self._connection = session.connection
         self._workers = workers
@@ -118,8 +120,8 @@ class Collection(Closing, Generic[D]):
             while True:
                 try:
                     batch = self.next(timeout=None)
-                except Closed:
-                    if self._error is not None:
+                except Closed as e:
+                    if self._error is not None or isinstance(e, WasReset):
                         raise
                     return
                 yield batch
@@ -139,6 +141,7 @@ class Collection(Closing, Generic[D]):
             WorkerFailed: a worker cannot run; the message has its own traceback.
             TooStale: item after item was older than `max_lag` allows.
             Closed: the collection was closed, or every worker's function has returned.
+            WasReset: somebody reset the container that it is in.
         """
         limit = checked_timeout(timeout)
         self._check()
@@ -165,13 +168,13 @@ class Collection(Closing, Generic[D]):
             self._connection.tell(self._back(items))
             raise
         del buffers
-        self._connection.tell(m.Delivered(self.name, items.delivery))
+        self._connection.tell(m.Delivered(self._key, items.delivery))
         self.tally.add(batch)
         return batch
 
     def stats(self) -> dict[str, Any]:
         """Its counters: accepted = delivered + dropped (by reason) + stored, always."""
-        content: dict[str, Any] = self._connection.call(m.CollectionStats(self.name)).content
+        content: dict[str, Any] = self._connection.call(m.CollectionStats(self._key)).content
         return content
 
     def close(self) -> None:
@@ -181,7 +184,7 @@ class Collection(Closing, Generic[D]):
         self._closed = True
         if self._connection.forked:
             return
-        self._workers.take_back(self.name)
+        self._workers.take_back(self._key)
         if self._connection.alive():
             self._end()
         self._on_change(self)
@@ -194,12 +197,12 @@ class Collection(Closing, Generic[D]):
 
     def drain(self) -> None:
         """There will be no more items than there are."""
-        with suppress(Disconnected):  # whoever asks next hears of that
-            self._connection.call(m.Drain(self.name))
+        with suppress(Disconnected, WasReset):  # whoever asks next hears of that
+            self._connection.call(m.Drain(self._key))
 
     def _end(self) -> None:
-        with suppress(Disconnected):  # the collection has ended with its server
-            self._connection.call(m.EndCollection(self.name))
+        with suppress(Disconnected, WasReset):  # the collection has ended before
+            self._connection.call(m.EndCollection(self._key))
 
     def _check(self) -> None:
         if self._error is not None:
@@ -213,7 +216,7 @@ class Collection(Closing, Generic[D]):
         return self._ask_once(limit)
 
     def _ask_once(self, limit: float | None) -> tuple[m.Items, Any]:
-        request = m.Next(self.name, self._asked, limit)
+        request = m.Next(self._key, self._asked, limit)
         self._asked = True
         found = self._connection.exchange(request, timeout=limit, undo=self._back)
         self._asked = False
@@ -236,4 +239,4 @@ class Collection(Closing, Generic[D]):
                 self._check()
 
     def _back(self, items: m.Items) -> m.Delivered:
-        return m.Delivered(self.name, items.delivery, True)
+        return m.Delivered(self._key, items.delivery, True)

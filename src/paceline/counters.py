@@ -8,21 +8,20 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.numbers import int64
+from paceline.handles import Handle
 
 
-class Counter:
+class Counter(Handle):
     """An int64 that all sessions add to. What was added stays, whoever dies."""
 
-    def __init__(self, connection: Connection, name: str, start: int) -> None:
-        self.name = name
+    kind = "counter"
+
+    def __init__(self, connection: Connection, key: str, start: int) -> None:
+        super().__init__(connection, key)
         self.start = start
-        self._connection = connection
 
     def __repr__(self) -> str:
-        return f"<Counter '{self.name}' from {self.start}, on {self._connection.address}>"
-
-    def __paceline_handle__(self) -> tuple[str, ...]:
-        return ("counter", self.name, self._connection.address)
+        return f"<Counter {self.called} from {self.start}, on {self._connection.address}>"
 
     def add(self, n: SupportsIndex = 1) -> int:
         """Add `n`, which may be negative, in one step; the value right after it.
@@ -32,13 +31,13 @@ class Counter:
         Raises:
             SchemaError: `n` is no whole number, or the sum no int64; nothing was added.
         """
-        request = m.AddToCounter(self.name, int64(n, f"counter '{self.name}': n"))
+        request = m.AddToCounter(self.key, int64(n, f"counter {self.called}: n"))
         return int(self._connection.call(request).content)
 
     @property
     def value(self) -> int:
         """What it is at now."""
-        return int(self._connection.call(m.AddToCounter(self.name, 0)).content)
+        return int(self._connection.call(m.AddToCounter(self.key, 0)).content)
 
     def wait_for(self, at_least: SupportsIndex, timeout: float | None = 60.0) -> int:
         """Wait until it is at `at_least` or more; what it is at then.
@@ -47,6 +46,6 @@ class Counter:
             TimedOut: it was not within `timeout` seconds; the message says what it was at.
         """
         limit = checked_timeout(timeout)
-        wanted = int64(at_least, f"counter '{self.name}': at_least")
-        request = m.AwaitCounter(self.name, wanted, limit)
+        wanted = int64(at_least, f"counter {self.called}: at_least")
+        request = m.AwaitCounter(self.key, wanted, limit)
         return int(self._connection.call(request, timeout=limit).content)

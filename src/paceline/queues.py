@@ -19,12 +19,13 @@ from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
 from paceline.core.queue_orders import Definition
+from paceline.handles import Handle
 from paceline.packing import copied, pack_items, views
 
 D = TypeVar("D")
 
 
-class Queue(Generic[D]):
+class Queue(Handle, Generic[D]):
     """A queue, first in, first out unless made with another order; bounded by items and by bytes.
 
     A full queue makes producers wait, an empty one consumers. Accepted items are not lost when
@@ -33,24 +34,22 @@ class Queue(Generic[D]):
     have changed nothing.
     """
 
-    def __init__(self, connection: Connection, name: str, definition: Definition) -> None:
-        self.name = name
+    kind = "queue"
+
+    def __init__(self, connection: Connection, key: str, definition: Definition) -> None:
+        super().__init__(connection, key)
         self.capacity = definition.capacity
         self.capacity_bytes = definition.capacity_bytes
         self.per_producer = definition.per_producer
         self.order = definition.order
         self.min_after_dequeue = definition.min_after_dequeue
-        self._connection = connection
 
     def __repr__(self) -> str:
         order = "" if self.order == "fifo" else f", {self.order}"
         return (
-            f"<Queue '{self.name}' of {self.capacity} items, {self.capacity_bytes} bytes{order}, on"
+            f"<Queue {self.called} of {self.capacity} items, {self.capacity_bytes} bytes{order}, on"
             f" {self._connection.address}>"
         )
-
-    def __paceline_handle__(self) -> tuple[str, ...]:
-        return ("queue", self.name, self._connection.address)
 
     def enqueue(
         self,
@@ -88,7 +87,7 @@ class Queue(Generic[D]):
         """
         limit = checked_timeout(timeout)
         stamp = m.NO_VERSION if version is None else operator.index(version)
-        what = f"enqueue '{self.name}'"
+        what = f"enqueue {self.called}"
         if len(items) > self.capacity:
             raise SchemaError(
                 f"{what}: {len(items)} items in one step, but it holds {self.capacity} at most;"
@@ -109,7 +108,7 @@ class Queue(Generic[D]):
                 runs = pack_items(self._connection.arena, alike, what, stamp)
                 packed += runs
                 priorities += [rank] * len(runs) if ranks else []
-            request = m.Enqueue(self.name, [head for head, _ in packed], limit, tuple(priorities))
+            request = m.Enqueue(self.key, [head for head, _ in packed], limit, tuple(priorities))
             self._connection.call(request, [block for _, block in packed], limit)
 
     def dequeue(self, *, copy: bool = True, timeout: float | None = 60.0) -> D:
@@ -172,7 +171,7 @@ class Queue(Generic[D]):
 
     def stats(self) -> dict[str, Any]:
         """Its counters: accepted = delivered + dropped (by reason) + stored, always."""
-        content: dict[str, Any] = self._connection.call(m.QueueStats(self.name)).content
+        content: dict[str, Any] = self._connection.call(m.QueueStats(self.key)).content
         return content
 
     def close(self, *, cancel_pending_enqueues: bool = False) -> None:
@@ -180,13 +179,13 @@ class Queue(Generic[D]):
 
         When nothing is left, `dequeue` raises `Closed`. Closing twice is fine.
         """
-        self._connection.call(m.CloseQueue(self.name, cancel_pending_enqueues))
+        self._connection.call(m.CloseQueue(self.key, cancel_pending_enqueues))
 
     def _maker(self, copy: bool, pad: Any) -> Any:
         """What makes the batch of a delivery."""
         if pad is None:
             return assembled if copy else lent
-        what = f"dequeue '{self.name}': pad={pad!r}"
+        what = f"dequeue {self.called}: pad={pad!r}"
         if not copy:
             raise SchemaError(f"{what} with copy=False: what is not copied cannot be padded")
         # bool, int, float, and NumPy's.
@@ -196,7 +195,7 @@ class Queue(Generic[D]):
 
     def _ranks(self, priority: Any, count: int) -> list[int]:
         """The priority of each item; empty where the queue has none."""
-        what = f"enqueue '{self.name}'"
+        what = f"enqueue {self.called}"
         if self.order != "priority":
             if priority is None:
                 return []
@@ -221,9 +220,9 @@ class Queue(Generic[D]):
         limit = checked_timeout(timeout)
 
         def back(items: m.Items) -> m.Receipt:
-            return m.Receipt(self.name, items.delivery, True)
+            return m.Receipt(self.key, items.delivery, True)
 
-        request = m.Dequeue(self.name, least, most, limit)
+        request = m.Dequeue(self.key, least, most, limit)
         with self._connection.interrupts as interrupts:
             items, buffers = self._connection.exchange(request, timeout=limit, undo=back)
             try:
@@ -234,7 +233,7 @@ class Queue(Generic[D]):
                 raise
             # The memory is given back together with the receipt.
             del buffers
-            self._connection.tell(m.Receipt(self.name, items.delivery))
+            self._connection.tell(m.Receipt(self.key, items.delivery))
         return result
 
 

@@ -7,11 +7,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paceline.connection import Connection
 from paceline.core import messages as m
+from paceline.core import names
 from paceline.core.errors import Disconnected, PacelineError, TimedOut, UnknownName
 from paceline.core.spec import Task
 from paceline.placement import Setter
@@ -66,8 +68,12 @@ class Lines:
     def __init__(self, first: Connection, by_task: dict[str, Connection] | None = None) -> None:
         self.first = first
         self._by_task = by_task or {}
+        self.container = ""
+        """The container of what a thread finds and makes, unless it is inside of another."""
         self._homes: dict[tuple[str, str], Connection] = {}
+        self._generations: dict[str, int] = {}
         self._device = threading.local()
+        self._inside = threading.local()
 
     @property
     def all(self) -> list[Connection]:
@@ -78,6 +84,10 @@ class Lines:
     def tasks(self) -> list[str]:
         """The tasks at their other ends, where there are several."""
         return list(self._by_task)
+
+    def task(self, line: Connection) -> str | None:
+        """The task at the other end of a line, where there are several servers."""
+        return next((task for task, each in self._by_task.items() if each is line), None)
 
     @property
     def device(self) -> str | Setter | None:
@@ -101,36 +111,65 @@ class Lines:
             raise UnknownName(f"{wanted} runs no server; there are {self.tasks}")
         return wanted
 
+    @contextmanager
+    def inside(self, container: str, generation: int | None = None) -> Iterator[None]:
+        """Let this thread be in that container within the block; of that generation, if told."""
+        before, self._inside.place = self.place, (container, generation)
+        try:
+            yield
+        finally:
+            self._inside.place = before
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """The container that this thread is in, and its generation if that was told."""
+        found: tuple[str, int | None] = getattr(self._inside, "place", (self.container, None))
+        return found
+
+    def key(self, name: str) -> str:
+        """How a name travels that is found or made now.
+
+        A reset after this ends what is done with the key.
+        """
+        container, generation = self.place
+        if generation is None:
+            generation = int(self.first.call(m.Enter(container)).content)
+            if generation != self._generations.setdefault(container, generation):
+                # What there was has no homes any more.
+                self._homes.clear()
+                self._generations.clear()
+        return names.key(name, container, generation)
+
     def home(
         self,
         kind: str,
-        name: str,
+        key: str,
         *,
         make: bool = True,
         near: Connection | None = None,
         nbytes: int = 0,
         timeout: float | None = 0.0,
     ) -> Connection:
-        """The line to the home of a name, which is chosen now if it is to be made.
+        """The line to the home of a key, which is chosen now if it is to be made.
 
         Then it is at the other end of `near`, if that is given, else where `device` wants a thing
         of that many bytes. What is not to be made is waited for, for `timeout` seconds.
         """
-        proposal = self._proposal(kind, name, near, nbytes) if make else ""
+        proposal = self._proposal(kind, names.parts(key).name, near, nbytes) if make else ""
         if len(self._by_task) < 2:
             return self.first
-        found = self._homes.get((kind, name))
+        found = self._homes.get((kind, key))
         if found is None:
             limit = 0.0 if make else timeout
-            request = m.Locate(kind, name, proposal, limit)
+            request = m.Locate(kind, key, proposal, limit)
             task = self.first.call(request, timeout=limit).content
-            found = self._homes[kind, name] = self._by_task[task]
+            found = self._homes[kind, key] = self._by_task[task]
         return found
 
     def _proposal(self, kind: str, name: str, near: Connection | None, nbytes: int) -> str:
-        for task, line in self._by_task.items():
-            if line is near:
-                return task
+        beside = None if near is None else self.task(near)
+        if beside is not None:
+            return beside
         wanted = self.device
         if callable(wanted):
             # It is asked for what has a home, too: so it counts the same in every process.

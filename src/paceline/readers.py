@@ -16,8 +16,10 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import Closed, PacelineError, SchemaError, WouldBlock
+from paceline.core.names import quoted
 from paceline.core.runs import runs
 from paceline.core.tree import unflatten
+from paceline.handles import Handle
 from paceline.packing import said_of
 
 TO_LOOK = 1.0
@@ -56,8 +58,8 @@ class Piece:
 
     def __repr__(self) -> str:
         return (
-            f"<Piece {self.number} of '{self._reader}', epoch {self.epoch}, attempt {self.attempt}:"
-            f" {self.value!r}>"
+            f"<Piece {self.number} of {quoted(self._reader)}, epoch {self.epoch}, attempt"
+            f" {self.attempt}: {self.value!r}>"
         )
 
     def done(self) -> bool:
@@ -77,7 +79,7 @@ class Piece:
         return bool(self._connection.call(request).content)
 
 
-class Reader:
+class Reader(Handle):
     """A list or a stream of work that sessions share; iterating gives pieces to work on.
 
     In each epoch each piece is done once: it is handed out to whoever asks, and is theirs until
@@ -90,19 +92,17 @@ class Reader:
     own.
     """
 
-    def __init__(self, connection: Connection, name: str, definition: dict[str, Any]) -> None:
-        self.name = name
-        self._connection = connection
+    kind = "reader"
+
+    def __init__(self, connection: Connection, key: str, definition: dict[str, Any]) -> None:
+        super().__init__(connection, key)
         self._definition = definition
         self._mine = threading.local()
         self._left: deque[int] = deque()
 
     def __repr__(self) -> str:
         terms = ", ".join(f"{key}={value!r}" for key, value in self._definition.items())
-        return f"<Reader '{self.name}' with {terms}, on {self._connection.address}>"
-
-    def __paceline_handle__(self) -> tuple[str, ...]:
-        return ("reader", self.name, self._connection.address)
+        return f"<Reader {self.called} with {terms}, on {self._connection.address}>"
 
     def __iter__(self) -> Iterator[Piece]:
         """Pieces until there are no more; each is done when the next one is asked for.
@@ -130,7 +130,7 @@ class Reader:
         limit = checked_timeout(timeout)
         piece = self._take(self._before(), limit)
         if piece is None:
-            raise Closed(f"next piece of reader '{self.name}': all are done")
+            raise Closed(f"next piece of reader {self.called}: all are done")
         self._mine.piece = piece
         return piece
 
@@ -142,14 +142,14 @@ class Reader:
             SchemaError: it is no stream, a piece may not travel, or there are too many.
         """
         heads = packed(self.name, pieces)
-        self._connection.call(m.FeedReader(self.name, heads))
+        self._connection.call(m.FeedReader(self.key, heads))
 
     def close(self) -> None:
         """Nothing is added any more, and no other epoch begins; what is there is handed out.
 
         Closing twice is fine.
         """
-        self._connection.call(m.FeedReader(self.name, [], True))
+        self._connection.call(m.FeedReader(self.key, [], True))
 
     def stats(self) -> dict[str, Any]:
         """Its counters; in each epoch, always: pieces = done + held + waiting.
@@ -157,7 +157,7 @@ class Reader:
         `delivered` counts how often pieces were handed out, `redelivered` how many of these times
         were not the first. The newest 16 epochs are kept, and those that are not over.
         """
-        content: dict[str, Any] = self._connection.call(m.FeedReader(self.name, [])).content
+        content: dict[str, Any] = self._connection.call(m.FeedReader(self.key, [])).content
         return content
 
     def _before(self) -> Piece | None:
@@ -178,19 +178,19 @@ class Reader:
 
     def _take(self, before: Piece | None, limit: float | None) -> Piece | None:
         def back(head: m.PieceHead) -> m.EndPiece:
-            return m.EndPiece(self.name, head.delivery, True)
+            return m.EndPiece(self.key, head.delivery, True)
 
         self._send_back()
         done = 0
         if before is not None and not before.ended:
             before.ended, done = True, before.delivery
-        request = m.NextPiece(self.name, done, limit)
+        request = m.NextPiece(self.key, done, limit)
         patience = TO_LOOK if limit == 0 else limit
         # As a wait, also with no time for one: what was made of a piece is handed in before it is
         # done.
         head, _ = self._connection.exchange(request, timeout=patience, undo=back)
         if head.delivery:
-            return Piece(self._connection, self.name, head)
+            return Piece(self._connection, self.key, head)
         self._connection.worked_off = True
         return None
 
@@ -205,7 +205,7 @@ class Reader:
 
     def _send_back(self) -> None:
         while self._left:
-            self._connection.tell(m.EndPiece(self.name, self._left.popleft(), True))
+            self._connection.tell(m.EndPiece(self.key, self._left.popleft(), True))
 
 
 def packed(name: str, pieces: Iterable[Any]) -> list[m.RunHead]:

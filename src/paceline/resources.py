@@ -14,11 +14,13 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout, left
 from paceline.core.errors import SchemaError
-from paceline.core.names import text
+from paceline.core.names import quoted, text
 from paceline.core.numbers import int64, whole
 from paceline.core.queue_orders import Definition
 from paceline.core.tree import Flat
+from paceline.core.versions import epoch_of
 from paceline.counters import Counter
+from paceline.handles import Handle
 from paceline.packing import memory as buffer
 from paceline.packing import pack_flat, taken
 from paceline.queues import Queue
@@ -48,15 +50,18 @@ class Resources:
         near: Connection | None = None,
         nbytes: int = 0,
     ) -> tuple[str, Connection, float | None]:
-        """The resource's name, the line to its home, and how long to wait for it there.
+        """The resource's key, the line to its home, and how long to wait for it there.
 
         Where there are several servers, its home is chosen now, at the other end of `near` if that
         is given; or, unless it is to be made, waited for.
         """
         limit, began = checked_timeout(timeout), time.monotonic()
-        name = text(name, f"the name of a {kind}")
-        home = self._lines.home(kind, name, make=make, near=near, nbytes=nbytes, timeout=limit)
-        return name, home, limit if make else left(limit, began)
+        if isinstance(name, Handle):
+            key = name.key
+        else:
+            key = self._lines.key(text(name, f"the name of a {kind}"))
+        home = self._lines.home(kind, key, make=make, near=near, nbytes=nbytes, timeout=limit)
+        return key, home, limit if make else left(limit, began)
 
     @overload
     def variable(self, name: str, *, timeout: float | None = 60.0) -> Variable[Any]: ...
@@ -101,18 +106,19 @@ class Resources:
         if value is _UNSET and memory is not None:
             raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
         if value is _UNSET:
-            name, home, limit = self._find("variable", name, timeout, make=False)
-            request = m.Await(name, limit)
+            key, home, limit = self._find("variable", name, timeout, make=False)
+            request = m.Await(key, limit)
             defined, buffers = home.exchange(request, timeout=limit)
         else:
             flat = taken(value, f"variable '{name}'")
-            name, home, limit = self._find("variable", name, timeout, make=True, nbytes=flat.size)
-            defined, buffers = _defined(home, name, flat, overwrite, memory, limit)
+            key, home, limit = self._find("variable", name, timeout, make=True, nbytes=flat.size)
+            defined, buffers = _defined(home, key, flat, overwrite, memory, limit)
         board = buffer(buffers)
         if board is not None:
             home.board = board.lasting().view(np.int64)
         word = None if home.board is None else home.board[defined.word : defined.word + 1]
-        return Variable(home, name, word, bounded=defined.bounded)
+        epoch = epoch_of(defined.version)
+        return Variable(home, key, word, epoch=epoch, bounded=defined.bounded)
 
     def queue(
         self,
@@ -146,10 +152,10 @@ class Resources:
             raise SchemaError(
                 f"queue '{name}': order, min_after_dequeue and seed come with a capacity"
             )
-        name, home, limit = self._find("queue", name, timeout, make=capacity is not None)
+        key, home, limit = self._find("queue", name, timeout, make=capacity is not None)
         if capacity is None:
-            found = home.call(m.FindQueue(name, limit), timeout=limit).content
-            return Queue(home, name, Definition(*found))
+            found = home.call(m.FindQueue(key, limit), timeout=limit).content
+            return Queue(home, key, Definition(*found))
         capacity = whole(capacity, f"queue '{name}': capacity")
         capacity_bytes = whole(capacity_bytes, f"queue '{name}': capacity_bytes")
         if per_producer is not None:
@@ -163,8 +169,8 @@ class Resources:
             capacity, capacity_bytes, per_producer, order, min_after_dequeue or 0, seed
         )
         definition.check(name)
-        home.call(m.DefineQueue(name, *definition))
-        return Queue(home, name, definition)
+        home.call(m.DefineQueue(key, *definition))
+        return Queue(home, key, definition)
 
     def counter(self, name: str, start: int | None = 0, *, timeout: float | None = 60.0) -> Counter:
         """The counter of that name, made at `start` unless it is there.
@@ -175,11 +181,11 @@ class Resources:
             SchemaError: it exists and started elsewhere; the message shows both.
             TimedOut: nobody made it within `timeout` seconds.
         """
-        name, home, limit = self._find("counter", name, timeout, make=start is not None)
+        key, home, limit = self._find("counter", name, timeout, make=start is not None)
         if start is not None:
             start = int64(start, f"counter '{name}': start")
-        found = home.call(m.DefineCounter(name, start, limit), timeout=limit).content
-        return Counter(home, name, found["start"])
+        found = home.call(m.DefineCounter(key, start, limit), timeout=limit).content
+        return Counter(home, key, found["start"])
 
     def barrier(self, name: str, n: int | None = None, *, timeout: float | None = 60.0) -> Barrier:
         """The barrier of that name: made for `n`, or waited for without a number.
@@ -188,11 +194,11 @@ class Resources:
             SchemaError: it exists for another number; the message shows both.
             TimedOut: nobody made it within `timeout` seconds.
         """
-        name, home, limit = self._find("barrier", name, timeout, make=n is not None)
+        key, home, limit = self._find("barrier", name, timeout, make=n is not None)
         if n is not None:
             n = whole(n, f"barrier '{name}': n")
-        found = home.call(m.DefineBarrier(name, n, limit), timeout=limit).content
-        return Barrier(home, name, found["n"])
+        found = home.call(m.DefineBarrier(key, n, limit), timeout=limit).content
+        return Barrier(home, key, found["n"])
 
     def reader(
         self,
@@ -220,13 +226,13 @@ class Resources:
                 piece may not travel.
             TimedOut: nobody made it within `timeout` seconds.
         """
-        name, home, limit = self._find("reader", name, timeout, make=pieces is not None)
+        key, home, limit = self._find("reader", name, timeout, make=pieces is not None)
         if pieces is None and (epochs, shuffle, seed, lease, stream) != (1, False, 0, None, False):
             raise SchemaError(f"reader '{name}': how to hand out pieces comes with the pieces")
         if epochs is not None:
             epochs = whole(epochs, f"reader '{name}': epochs", hint=", or None")
         request = m.DefineReader(
-            name,
+            key,
             None if pieces is None else packed(name, pieces),
             epochs,
             bool(shuffle),
@@ -235,7 +241,7 @@ class Resources:
             bool(stream),
             limit,
         )
-        return Reader(home, name, home.call(request, timeout=limit).content)
+        return Reader(home, key, home.call(request, timeout=limit).content)
 
     def accumulator(
         self,
@@ -262,39 +268,38 @@ class Resources:
             TimedOut: nobody made it within `timeout` seconds.
         """
         what = f"accumulator '{name}'"
-        linked = variable.name if isinstance(variable, Variable) else variable
-        near = None
-        if linked is not None:
-            linked, near, timeout = self._find("variable", linked, timeout, make=False)
+        linked = near = None
+        if variable is not None:
+            linked, near, timeout = self._find("variable", variable, timeout, make=False)
         make = near is not None or like is not None
         # Only the structure counts.
         flat = None if like is None else taken(like, what)
         nbytes = 0 if flat is None else flat.size
-        name, home, limit = self._find(
+        key, home, limit = self._find(
             "accumulator", name, timeout, make=make, near=near, nbytes=nbytes
         )
         if max_lag is not None:
             max_lag = whole(max_lag, f"{what}: max_lag", 0, ", or None")
         capacity = whole(capacity, f"{what}: capacity")
         head = None if flat is None else m.Head(flat.layout, list(flat.values))
-        request = m.DefineAccumulator(name, head, linked, max_lag, capacity, limit)
+        request = m.DefineAccumulator(key, head, linked, max_lag, capacity, limit)
         found = home.call(request, timeout=limit).content
-        return Accumulator(home, name, found["variable"], found["max_lag"], found["capacity"])
+        return Accumulator(home, key, found["variable"], found["max_lag"], found["capacity"])
 
 
 def _defined(
     home: Connection,
-    name: str,
+    key: str,
     flat: Flat,
     overwrite: bool,
     bound: int | None,
     limit: float | None,
 ) -> tuple[m.Defined, Buffers]:
     if bound is not None:
-        bound = whole(bound, f"variable '{name}': memory", hint=" bytes")
+        bound = whole(bound, f"variable {quoted(key)}: memory", hint=" bytes")
     # Only what replaces another version may have to wait for room.
     patience = limit if overwrite else 0.0
     with home.interrupts:
         head, block = pack_flat(home.arena, flat)
-        request = m.Define(name, head, overwrite, bound, limit)
+        request = m.Define(key, head, overwrite, bound, limit)
         return home.exchange(request, [block], patience)

@@ -21,6 +21,7 @@ from paceline.core.errors import (
     SchemaError,
     TimedOut,
 )
+from paceline.core.names import checked_container, key, label, parts, quoted
 from paceline.core.spec import Spec
 from paceline.placement import Setter
 from paceline.reach import Joining, Lines, reached, reached_all
@@ -49,6 +50,8 @@ class Session(Resources, Closing):
         job, index: the task this process is; by default what the spec's file or the environment
             said. An index of -1 takes the next free one of a job that is not in the spec.
         servers: which jobs or tasks of the spec run servers, if the spec does not say it.
+        container: what it finds and makes is in that container, and shares nothing with the same
+            names in others.
         timeout: seconds to wait for the servers to be there; the order of starting never matters.
 
     Raises:
@@ -66,10 +69,12 @@ class Session(Resources, Closing):
         job: str | None = None,
         index: int | None = None,
         servers: Sequence[str] | None = None,
+        container: str = "",
         timeout: float | None = 60.0,
         channel: Channel | None = None,
     ) -> None:
         limit = checked_timeout(timeout)
+        container = checked_container(container)
         if target is None or isinstance(target, str):
             place = [] if target is None else [target]
 
@@ -90,6 +95,7 @@ class Session(Resources, Closing):
             joining, targets = _member(spec, job, index, servers, secret, secret_file)
             self._lines, joined = reached_all(targets, joining, limit)
         self._connection = self._lines.first
+        self._lines.container = container
         self.task = f"{joining.job}:{joined.index}"
         self._closed = False
 
@@ -143,23 +149,67 @@ class Session(Resources, Closing):
         finally:
             self._lines.device = before
 
+    @contextmanager
+    def container(self, name: str) -> Iterator[None]:
+        """Find and make in that container what this thread finds and makes in the block.
+
+        The default one is `""`. Handles stay in the container where they were found.
+
+        Raises:
+            SchemaError: that is no name.
+        """
+        with self._lines.inside(checked_container(name)):
+            yield
+
+    def reset(self, containers: str | Iterable[str] | None = None) -> None:
+        """Remove all that is in a container, or in several, on every server; `None` for all.
+
+        Who waits for something in it, and whoever uses a handle from before, gets `WasReset`, which
+        says who did it: a handle never reaches what is made anew under its name. Other containers
+        are left alone. On each server it is one step. What is made in the container once this has
+        returned is new, and its versions are above all those before.
+
+        Raises:
+            SchemaError: one of them is no container's name.
+            Disconnected: a server is gone. The others may not have been reached: there, what was
+                made before goes as soon as something in the container is asked for.
+        """
+        names = None if containers is None else _listed(containers)
+        number: int | None = None
+        for line in self._lines.all:
+            # The first one counts the resets.
+            number = line.call(m.Reset(names, number)).content
+
     def resources(self) -> dict[str, Any]:
-        """What is shared: variables with their versions, queues with their counters, members."""
+        """What is shared: variables with their versions, queues with their counters, members.
+
+        What is in a container is listed as `name in container 'x'`. `shared` is a list of all that
+        was made, in the order of making on each server: each with its `kind`, `name`, `container`,
+        `where` it is (a task, or an address), `by` whom it was made, and the seconds since (`age`).
+        """
         content: dict[str, Any] = {}
         for line in self._lines.all:
             for kind, found in line.call(m.Resources()).content.items():
                 if isinstance(found, dict):
                     content.setdefault(kind, {}).update(found)
+                elif kind == "shared":
+                    there = self._lines.task(line) or line.address
+                    content.setdefault(kind, []).extend(_made(there, *each) for each in found)
                 else:
                     content[kind] = list(dict.fromkeys([*content.get(kind, []), *found]))
         return content
 
     def uninitialized(self, names: Iterable[str]) -> list[str]:
         """Those of the names whose variables nobody has given a value yet."""
+        container, _ = self._lines.place
         there: set[str] = set()
         for line in self._lines.all:
             there |= set(line.call(m.Resources()).content["variables"])
-        return [name for name in names if name not in there]
+        return [name for name in names if label(key(name, container)) not in there]
+
+    def key(self, name: str) -> str:
+        """How a name in this session's container travels."""
+        return self._lines.key(name)
 
     def wait_until_initialized(self, names: Iterable[str], *, timeout: float | None = 60.0) -> None:
         """Wait until each of the names is a variable that somebody has given a value.
@@ -203,7 +253,7 @@ class Session(Resources, Closing):
         places = [line.address for line in self._lines.all]
         if home and home[0] not in places:
             raise FunctionError(
-                f"the {kind} '{name}' is on {home[0]}, this session on {', '.join(places)}:"
+                f"the {kind} {quoted(name)} is on {home[0]}, this session on {', '.join(places)}:"
                 " a handle cannot be used in another cluster"
             )
         finders: dict[str, Callable[[str], Any]] = {
@@ -218,7 +268,9 @@ class Session(Resources, Closing):
             raise FunctionError(
                 f"a {kind} cannot be used in another process than the one that made it"
             )
-        return finders[kind](name)
+        known = parts(name)
+        with self._lines.inside(known.container, known.generation):
+            return finders[kind](known.name)
 
     def close(self) -> None:
         """Leave the cluster and end the connection. What was shared stays. Idempotent."""
@@ -232,6 +284,41 @@ class Session(Resources, Closing):
                 with suppress(PacelineError):
                     left = line.leave()
                 ends.callback(line.close, left=left)
+
+
+def reset(
+    target: str | Spec | Mapping[str, Any],
+    containers: str | Iterable[str] | None = None,
+    *,
+    secret: bytes | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
+    servers: Sequence[str] | None = None,
+    timeout: float | None = 60.0,
+) -> None:
+    """Remove all that is in these containers of a cluster, in all of them for `None`.
+
+    Opens a session for it, with these arguments, and calls its `reset`; raises as they do.
+    """
+    with Session(
+        target,
+        secret=secret,
+        secret_file=secret_file,
+        servers=servers,
+        timeout=timeout,
+        job="reset",
+    ) as session:
+        session.reset(containers)
+
+
+def _listed(containers: str | Iterable[str]) -> list[str]:
+    found = [containers] if isinstance(containers, str) else list(containers)
+    return [checked_container(each) for each in found]
+
+
+def _made(where: str, kind: str, name: str, container: str, by: str, age: float) -> dict[str, Any]:
+    return {
+        "kind": kind, "name": name, "container": container, "where": where, "by": by, "age": age
+    }  # fmt: skip
 
 
 def _member(

@@ -15,6 +15,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.names import text
 from paceline.core.tree import Array
+from paceline.handles import Handle
 from paceline.packing import memory, pack, view
 from paceline.transports.base import Lease
 
@@ -45,23 +46,31 @@ class Snapshot(Generic[T]):
         return f"<Snapshot of version {self.count}>"
 
 
-class Variable(Generic[T]):
+class Variable(Handle, Generic[T]):
     """A tree of arrays with one version for the whole tree, shared by all sessions.
 
     Every read is one version, never parts of two. Versions only grow; the same version is the same
     bytes for everyone.
     """
 
+    kind = "variable"
+
     def __init__(
-        self, connection: Connection, name: str, word: Array | None, *, bounded: bool = False
+        self,
+        connection: Connection,
+        key: str,
+        word: Array | None,
+        *,
+        epoch: int,
+        bounded: bool = False,
     ) -> None:
-        self.name = name
+        super().__init__(connection, key)
         self.first_read: int | None = None
         """The first version read since this was set to `None`: what stamps a worker's items."""
         self.held: int | None = None
         """The last version read."""
-        self._connection = connection
         self._word = word
+        self._epoch = epoch
         self._bounded = bounded
         self._newest: Snapshot[T] | None = None
         self._seen: weakref.WeakValueDictionary[str | None, Snapshot[T]] = (
@@ -70,10 +79,7 @@ class Variable(Generic[T]):
         self._filled: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
-        return f"<Variable '{self.name}' on {self._connection.address}>"
-
-    def __paceline_handle__(self) -> tuple[str, ...]:
-        return ("variable", self.name, self._connection.address)
+        return f"<Variable {self.called} on {self._connection.address}>"
 
     @property
     def version(self) -> int:
@@ -84,7 +90,7 @@ class Variable(Generic[T]):
         hint = self._hint()
         if hint is not None:
             return hint
-        return self._connection.exchange(m.Await(self.name, 0.0))[0].version
+        return self._connection.exchange(m.Await(self.key, 0.0))[0].version
 
     def assign(self, tree: T, *, timeout: float | None = 60.0) -> int:
         """Replace the whole tree; return the new version.
@@ -99,7 +105,7 @@ class Variable(Generic[T]):
                 versions that leave no room below the bound; the message says who holds what.
             TimedOut: the others made no room within `timeout` seconds; nothing was changed.
         """
-        return self._write(m.Assign, tree, f"assign '{self.name}'", timeout)
+        return self._write(m.Assign, tree, f"assign {self.called}", timeout)
 
     def assign_add(self, tree: T, *, timeout: float | None = 60.0) -> int:
         """Add a tree of the same structure, leaf by leaf; return the new version.
@@ -110,7 +116,7 @@ class Variable(Generic[T]):
             SchemaError: the structure, a dtype or a shape differs, or a leaf cannot be added.
             OutOfMemory, TimedOut: as `assign`.
         """
-        return self._write(m.Add, tree, f"assign_add '{self.name}'", timeout)
+        return self._write(m.Add, tree, f"assign_add {self.called}", timeout)
 
     def read(
         self,
@@ -144,11 +150,11 @@ class Variable(Generic[T]):
             found = self._read_tagged(checked_tag(tag))
         else:
             raise SchemaError(
-                f"read '{self.name}': tag={tag!r} names one version, so it cannot be asked for"
+                f"read {self.called}: tag={tag!r} names one version, so it cannot be asked for"
                 f" with newer_than={newer_than!r}; give one of the two"
             )
         if like is not None:
-            return Snapshot(found.version, rebuild(found.tree, like, f"read '{self.name}'"))
+            return Snapshot(found.version, rebuild(found.tree, like, f"read {self.called}"))
         return found
 
     def read_into(
@@ -170,15 +176,15 @@ class Variable(Generic[T]):
         held, mark = self._filled_with(target)
         have = m.NO_VERSION if held is None or fingerprint(target) != mark else held
         if tag is not None:
-            version, tree, _ = self._fetch(m.ReadTag(self.name, checked_tag(tag), have))
+            version, tree, _ = self._fetch(m.ReadTag(self.key, checked_tag(tag), have))
         elif have != m.NO_VERSION and self._unchanged(have):
             version, tree = have, None
         else:
             # What is there already needs no wait.
-            version, tree, _ = self._fetch(m.Read(self.name, m.NO_VERSION, limit, have))
+            version, tree, _ = self._fetch(m.Read(self.key, m.NO_VERSION, limit, have))
         if version != have:
             try:
-                read_into(target, tree, f"read_into '{self.name}'")
+                read_into(target, tree, f"read_into {self.called}")
             finally:
                 del tree
                 self._connection.give_back()
@@ -199,11 +205,11 @@ class Variable(Generic[T]):
             UnknownName: that version is not kept any more; the message lists those that are.
         """
         wanted = None if version is None else operator.index(version)
-        return self._connection.call(m.Tag(self.name, checked_tag(tag), wanted)).version
+        return self._connection.call(m.Tag(self.key, checked_tag(tag), wanted)).version
 
     def tags(self) -> dict[str, int]:
         """All tags and the versions that they name, in order of tagging."""
-        content: dict[str, int] = self._connection.call(m.Tags(self.name)).content
+        content: dict[str, int] = self._connection.call(m.Tags(self.key)).content
         return content
 
     def untag(self, tag: str) -> None:
@@ -212,7 +218,7 @@ class Variable(Generic[T]):
         Raises:
             UnknownName: there is no such tag; the message lists those there are.
         """
-        self._connection.call(m.Untag(self.name, checked_tag(tag)))
+        self._connection.call(m.Untag(self.key, checked_tag(tag)))
 
     def memory(self) -> dict[str, Any]:
         """What its versions take where they are stored, and who keeps each of them.
@@ -222,7 +228,7 @@ class Variable(Generic[T]):
         "current", "tag gen-12", or a task such as "worker:0" that looks at it. Who reads from
         another host, or has copied it, looks at memory of its own, which does not count.
         """
-        content: dict[str, Any] = self._connection.call(m.Usage(self.name)).content
+        content: dict[str, Any] = self._connection.call(m.Usage(self.key)).content
         return content
 
     def _write(
@@ -235,7 +241,7 @@ class Variable(Generic[T]):
         with self._connection.interrupts:
             head, block = pack(self._connection.arena, tree, what)
             # Without a bound it waits for nothing but additions in hand.
-            request = kind(self.name, head, limit if self._bounded else None)
+            request = kind(self.key, head, limit if self._bounded else None)
             return self._connection.call(request, [block], patience).version
 
     def _read_newest(self, newer_than: int | None, limit: float | None) -> Snapshot[T]:
@@ -245,7 +251,7 @@ class Variable(Generic[T]):
             have = m.NO_VERSION if found is None else found.version
             # What is there already needs no wait.
             patience = 0.0 if newer_than is None else limit
-            version, tree, nbytes = self._fetch(m.Read(self.name, floor, limit, have), patience)
+            version, tree, nbytes = self._fetch(m.Read(self.key, floor, limit, have), patience)
             if found is None or version != have:
                 found = self._seen[None] = Snapshot(version, tree)
                 self._newest = None if self._is_wanted(nbytes) else found
@@ -255,7 +261,7 @@ class Variable(Generic[T]):
     def _read_tagged(self, tag: str) -> Snapshot[T]:
         found = self._seen.get(tag)
         have = m.NO_VERSION if found is None else found.version
-        version, tree, _ = self._fetch(m.ReadTag(self.name, tag, have))
+        version, tree, _ = self._fetch(m.ReadTag(self.key, tag, have))
         if found is None or version != have:
             found = self._seen[tag] = Snapshot(version, tree)
         return found
@@ -283,7 +289,9 @@ class Variable(Generic[T]):
         # The word means nothing once the server is gone; a lockstep round has versions of its own.
         if self._word is None or self._connection.in_lockstep or not self._connection.alive():
             return None
-        return int(self._word[0])
+        found = int(self._word[0])
+        # After a reset the word may be another variable's, of a later epoch: ask.
+        return found if versions.epoch_of(found) == self._epoch else None
 
     def _unchanged(self, version: int) -> bool:
         return self._hint() == version

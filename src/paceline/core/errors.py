@@ -21,6 +21,10 @@ class Closed(PacelineError):
     """You (or your program) closed it: a queue, a collection, a session, a cluster."""
 
 
+class WasReset(Closed):
+    """Somebody reset the container that it was in; the message says who."""
+
+
 class Disconnected(PacelineError):
     """They are gone: the process at the other end of a connection ended or was cut off."""
 
@@ -81,5 +85,5 @@ class Unsupported(PacelineError, NotImplementedError):
 
 
 # A traceback shows them under the names that users import.
-for _error in [PacelineError, *PacelineError.__subclasses__()]:
+for _error in [PacelineError, *PacelineError.__subclasses__(), WasReset]:
     _error.__module__ = "paceline"

@@ -39,6 +39,10 @@ class Round:
             if self._variables[name].kept.let_go(version, self):
                 self._freed(name)
 
+    def forget(self, name: str) -> None:
+        """A variable is not there any more."""
+        self._versions.pop(name, None)
+
     def defined(self, state: VariableState) -> None:
         """A variable is there; if it was not before, its first version is this round's."""
         if self._going and state.stored is not None and state.name not in self._versions:

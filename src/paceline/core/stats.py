@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from paceline.core import account, versions
 from paceline.core.account import ADMISSION, BATCH, BUSY, IDLE, QUEUE, STARTING, VARIABLE
 from paceline.core.messages import NO_VERSION
+from paceline.core.names import label, shown
 from paceline.core.schedule import ScheduleName
 
 # What a request that waits at the server stands for, by what it waits for there.
@@ -183,18 +184,18 @@ def of_worker(
     told = told or {}
     stamp = told.get("version", NO_VERSION)
     version = None if stamp == NO_VERSION else versions.count_of(stamp)
-    newest = current.get(place.collection or "")
+    newest = current.get(label(place.collection or ""))
     waits = [(key[0], key[-1], seconds) for key, seconds in told.get("waits", ())]
     return WorkerStats(
         name=place.name,
         alive=place.alive,
         starts=place.starts,
-        collection=place.collection,
+        collection=None if place.collection is None else label(place.collection),
         items=told.get("items", 0),
         version=version,
         behind=None if version is None or newest is None else max(0, newest - version),
         silent=told.get("since", 0.0) if told.get("times") else now - place.began,
-        waits=f"{waits[0][0]} '{waits[0][1]}'" if waits else None,
+        waits=shown(f"{waits[0][0]} '{waits[0][1]}'") if waits else None,
         spent=_continued(place, told, waits, now),
     )
 

@@ -9,6 +9,7 @@ from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
 from typing import Any
 
 from paceline.core.errors import Closed, Disconnected, PacelineError, Refused, WouldBlock
+from paceline.core.names import quoted
 from paceline.core.stats import CallStats
 from paceline.crew.calls import Asked, Calls, Function
 from paceline.crew.seat import Care, Seat
@@ -175,8 +176,8 @@ class Calling:
             if not seat.free and seat.work is not None:
                 raise Refused(
                     f"{function.name}: the workers of job {job!r} collect for"
-                    f" '{seat.work.collection}'; close that first, or give each a job of its own,"
-                    " as in workers={'actor': 8, 'eval': 1}"
+                    f" {quoted(seat.work.collection)}; close that first, or give each a job of"
+                    " its own, as in workers={'actor': 8, 'eval': 1}"
                 )
 
     def _start_again(self, job: str) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from paceline.core.errors import Closed, PacelineError, Refused, WorkerFailed
+from paceline.core.names import quoted
 from paceline.crew.seat import Care, Seat
 from paceline.worker.line import Collect, Ended, StopJob, Warned
 
@@ -57,8 +58,8 @@ class Collecting:
             calls = self._calls(job)
             if calls:
                 raise Refused(
-                    f"collection '{work.collection}': job {job!r} has {calls} calls that wait or"
-                    " run; let them end first, or give each a job of its own, as in"
+                    f"collection {quoted(work.collection)}: job {job!r} has {calls} calls that"
+                    " wait or run; let them end first, or give each a job of its own, as in"
                     " workers={'actor': 8, 'eval': 1}"
                 )
             self._end_others(job, work.collection)
@@ -112,7 +113,7 @@ class Collecting:
         """A worker has something to say to the user; the others would say the same."""
         if event.collection in self._on_fail and event.collection not in self._warned:
             self._warned.add(event.collection)
-            _log.warning("collection '%s': %s", event.collection, event.text)
+            _log.warning("collection %s: %s", quoted(event.collection), event.text)
 
     def end(self, error: PacelineError) -> None:
         """Nobody looks after the workers any more."""
@@ -123,9 +124,9 @@ class Collecting:
         again = [seat.name for seat in self._care.of(job) if seat.starts > 1 or seat.due]
         if again:
             _log.warning(
-                "collection '%s': %s had to be started again before, so their seeds, and with them"
+                "collection %s: %s had to be started again before, so their seeds, and with them"
                 " this run in lockstep, differ from those of a new cluster",
-                collection,
+                quoted(collection),
                 ", ".join(again),
             )
 
@@ -141,8 +142,8 @@ class Collecting:
                 seat.send(StopJob(other))
             self._on_fail[other](
                 Closed(
-                    f"collection '{other}' ended when '{collection}' began: both are made by job"
-                    f" {job!r}; side by side they need a job each, as in"
+                    f"collection {quoted(other)} ended when {quoted(collection)} began: both are"
+                    f" made by job {job!r}; side by side they need a job each, as in"
                     " workers={'actor': 8, 'eval': 1}"
                 )
             )

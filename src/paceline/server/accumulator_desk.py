@@ -9,6 +9,7 @@ from paceline.core import messages as m
 from paceline.core.accumulator_state import AccumulatorState, Gradient
 from paceline.core.arithmetic import mean, mean_values
 from paceline.core.errors import SchemaError
+from paceline.core.names import parts
 from paceline.core.tree import check, decoded
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer
@@ -54,7 +55,14 @@ class AccumulatorDesk(NamedDesk[AccumulatorState]):
         if request.like is None and linked is None:
             self.find(peer, frame, name, request.timeout)
             return
-        variable = None if linked is None else self._variables.variable(linked)
+        variable = None
+        if linked is not None:
+            if parts(linked).container != parts(name).container:
+                raise SchemaError(
+                    f"accumulator '{name}' is for variable '{linked}': both are in one container"
+                )
+            variable = self._variables.variable(linked)
+            linked = parts(linked).name
         layout = b"" if request.like is None else request.like.layout
         if variable is not None and request.like is None:
             assert variable.stored is not None

@@ -1,4 +1,4 @@
-"""What a server does about its cluster: homes of names, and being asked to stop."""
+"""What a server does about its cluster: homes of names, containers, being asked to stop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 from paceline.core import messages as m
 from paceline.core.cluster_state import Phase
 from paceline.core.errors import Closed
+from paceline.core.names import beside, checked, checked_container, label
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer
-from paceline.server.service import Desk, Handler, Service, checked_name
+from paceline.server.service import Desk, Handler, Service
 from paceline.transports.base import Frame
 
 
 class ClusterDesk(Desk):
-    """Where names are at home, and whether the cluster goes on.
+    """Where names are at home, what is reset, and whether the cluster goes on.
 
     `on_change` hears, on the server's thread, of each member that comes or goes, and of a stop; of
     guests it hears no words.
@@ -28,14 +29,32 @@ class ClusterDesk(Desk):
         service.came_or_went = self._came_or_went
 
     def handlers(self) -> dict[type, Handler]:
-        return {m.Locate: self._locate, m.RequestStop: self._stop, m.Stopping: self._stopping}
+        return {
+            m.Enter: self._enter,
+            m.Reset: self._reset,
+            m.Locate: self._locate,
+            m.RequestStop: self._stop,
+            m.Stopping: self._stopping,
+        }
 
     def listing(self) -> tuple[str, dict[str, Any]]:
         homes = self._service.cluster.homes
-        return "homes", {f"{kind} {name}": home for (kind, name), home in homes.items()}
+        return "homes", {f"{kind} {label(name)}": home for (kind, name), home in homes.items()}
 
     def lost(self, peer: Peer) -> None:
         """A name stays at home."""
+
+    def reset(self, gone: Callable[[str], bool]) -> None:
+        cluster = self._service.cluster
+        cluster.homes = {each: home for each, home in cluster.homes.items() if not gone(each[1])}
+
+    def _enter(self, peer: Peer, request: m.Enter, frame: Frame) -> None:
+        generation = self._service.containers.state.generation(checked_container(request.container))
+        self._service.answer(peer, frame.request, m.Text(generation))
+
+    def _reset(self, peer: Peer, request: m.Reset, frame: Frame) -> None:
+        number = self._service.containers.reset(request.containers, peer.name, request.number)
+        self._service.answer(peer, frame.request, m.Text(number))
 
     def _came_or_went(self, peer: Peer, how: str) -> None:
         spec = self._service.cluster.spec
@@ -55,7 +74,7 @@ class ClusterDesk(Desk):
         self.on_change(said)
 
     def _locate(self, peer: Peer, request: m.Locate, frame: Frame) -> None:
-        kind, name = checked_name(request.kind), checked_name(request.name)
+        kind, name = checked(request.kind), checked(request.name)
         cluster = self._service.cluster
 
         def attempt() -> Any:
@@ -63,7 +82,7 @@ class ClusterDesk(Desk):
             return found if found is NOT_YET else m.Text(found)
 
         def what() -> str:
-            there = sorted(each for of, each in cluster.homes if of == kind)
+            there = beside(name, [each for of, each in cluster.homes if of == kind])
             return (
                 f"nobody has made the {kind} '{name}' on any server; there are {there}; whoever"
                 f" makes it ends the wait; {self._service.who()}"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paceline.core import messages as m
 from paceline.core.collection_state import CollectionState
-from paceline.core.errors import SchemaError, UnknownName
+from paceline.core.errors import Closed, SchemaError, UnknownName
 from paceline.core.lockstep_state import LockstepState
+from paceline.core.names import beside, checked
 from paceline.core.queue_items import items_in
 from paceline.core.queue_state import QueueState
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer
 from paceline.server.queue_desk import handed_out, received
-from paceline.server.service import Desk, Handler, Service, checked_name
+from paceline.server.service import Desk, Handler, Service
 from paceline.server.variable_desk import VariableDesk, holder_name
 from paceline.transports.base import Frame
 
@@ -59,10 +61,15 @@ class CollectionDesk(Desk):
                 state.give_up()
             self._changed(name)
 
+    def reset(self, gone: Callable[[str], bool]) -> None:
+        for name in [name for name in self.states if gone(name)]:
+            self._stop(name, self._service.containers.state.was_reset(name))
+            del self.states[name]
+
     def _collection(self, name: str) -> Schedule:
         found = self.states.get(name)
         if found is None:
-            raise UnknownName(f"no collection '{name}'; there are {sorted(self.states)}")
+            raise UnknownName(f"no collection '{name}'; there are {beside(name, self.states)}")
         return found
 
     def _changed(self, name: str) -> None:
@@ -71,7 +78,7 @@ class CollectionDesk(Desk):
         self._service.parking.changed(("start", name))
 
     def _open(self, peer: Peer, request: m.OpenCollection, frame: Frame) -> None:
-        name = checked_name(request.name)
+        name = checked(request.name)
         if name in self.states:
             raise SchemaError(f"collection '{name}' exists already")
         self._forget_ended()
@@ -81,6 +88,7 @@ class CollectionDesk(Desk):
                 f" capacity={request.capacity}"
             )
         self.states[name] = self._made(name, request)
+        self._service.containers.made("collection", name, peer)
         self._service.answer(peer, frame.request, m.Done())
 
     def _made(self, name: str, request: m.OpenCollection) -> Schedule:
@@ -100,6 +108,7 @@ class CollectionDesk(Desk):
         ended = [name for name, state in self.states.items() if state.over]
         for name in ended[:-REMEMBERED]:
             del self.states[name]
+            self._service.containers.state.remove("collection", name)
 
     def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
         state = self._collection(request.name)
@@ -174,13 +183,18 @@ class CollectionDesk(Desk):
     def _end(self, peer: Peer, request: m.EndCollection, frame: Frame) -> None:
         state = self.states.get(request.name)
         if state is not None:
-            state.end()
-            self._variables.forget(state.round)
-            self._changed(request.name)
-            for worker, name in list(self._makes.items()):
-                if name == request.name:
-                    self._service.parking.interrupt(worker, state.ended())
+            self._stop(request.name, state.ended())
         self._service.answer(peer, frame.request, m.Done())
+
+    def _stop(self, name: str, why: Closed) -> None:
+        """End a collection, and all waits of those who make items for it."""
+        state = self.states[name]
+        state.end()
+        self._variables.forget(state.round)
+        self._changed(name)
+        for worker, makes in list(self._makes.items()):
+            if makes == name:
+                self._service.parking.interrupt(worker, why)
 
     def _stats(self, peer: Peer, request: m.CollectionStats, frame: Frame) -> None:
         self._collection(request.name)

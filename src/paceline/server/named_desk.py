@@ -7,9 +7,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.core import messages as m
 from paceline.core.errors import SchemaError, UnknownName
+from paceline.core.names import beside, checked, parts
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer
-from paceline.server.service import Desk, Service, checked_name
+from paceline.server.service import Desk, Service
 from paceline.transports.base import Frame
 
 
@@ -42,6 +43,9 @@ class NamedDesk(Desk, Generic[S]):
     def listing(self) -> tuple[str, dict[str, Any]]:
         return f"{self.kind}s", {name: state.stats() for name, state in self.states.items()}
 
+    def reset(self, gone: Callable[[str], bool]) -> None:
+        self.states = {name: state for name, state in self.states.items() if not gone(name)}
+
     def state(self, name: str) -> S:
         """The resource of that name.
 
@@ -50,7 +54,7 @@ class NamedDesk(Desk, Generic[S]):
         """
         found = self.states.get(name)
         if found is None:
-            raise UnknownName(f"no {self.kind} '{name}'; there are {sorted(self.states)}")
+            raise UnknownName(f"no {self.kind} '{name}'; there are {beside(name, self.states)}")
         return found
 
     def define(self, peer: Peer, frame: Frame, made: S) -> None:
@@ -59,10 +63,10 @@ class NamedDesk(Desk, Generic[S]):
         Raises:
             SchemaError: it exists with another definition.
         """
-        self.keep(made.name, made.definition, lambda: made)
+        self.keep(peer, made.name, made.definition, lambda: made)
         self._service.answer(peer, frame.request, m.Text(made.definition))
 
-    def keep(self, name: str, wanted: Any, make: Callable[[], S]) -> None:
+    def keep(self, peer: Peer, name: str, wanted: Any, make: Callable[[], S]) -> None:
         """See that there is a resource of that name and definition; `make` it unless there is one.
 
         Raises:
@@ -70,7 +74,8 @@ class NamedDesk(Desk, Generic[S]):
         """
         found = self.states.get(name)
         if found is None:
-            self.states[checked_name(name)] = make()
+            self.states[checked(name)] = make()
+            self._service.containers.made(self.kind, name, peer)
             self._service.parking.changed((self.kind, name))
         elif found.definition != wanted:
             raise SchemaError(
@@ -87,8 +92,8 @@ class NamedDesk(Desk, Generic[S]):
 
         def what() -> str:
             return (
-                f"no {self.kind} '{name}'; there are {sorted(self.states)}; whoever calls"
-                f" {self.made_by.format(name)} ends the wait; {self._service.who()}"
+                f"no {self.kind} '{name}'; there are {beside(name, self.states)}; whoever calls"
+                f" {self.made_by.format(parts(name).name)} ends the wait; {self._service.who()}"
             )
 
         self._service.ask(peer, frame, (self.kind, name), attempt, timeout, what)

@@ -17,9 +17,13 @@ SPARE = 64
 
 
 class Parked:
-    """One waiting request: `attempt()` answers or says "not yet"; `answer` takes what it says."""
+    """One waiting request: `attempt()` answers or says "not yet"; `answer` takes what it says.
+
+    `about` is the key of what it was made to, if that is in a container.
+    """
 
     __slots__ = (
+        "about",
         "answer",
         "attempt",
         "done",
@@ -38,12 +42,14 @@ class Parked:
         what: Callable[[], str],
         attempt: Callable[[], Any],
         answer: Callable[[Any], None],
+        about: str | None = None,
     ) -> None:
         self.peer = peer
         self.number = number
         self.what = what
         self.attempt = attempt
         self.answer = answer
+        self.about = about
         self.since = 0.0
         self.place = 0
         self.done = False
@@ -160,6 +166,17 @@ class Parking:
         for request in self._all():
             if request.peer is peer:
                 self._end(request, error)
+
+    def end_those(self, gone: Callable[[str], bool], error: Callable[[str], PacelineError]) -> None:
+        """End all waits about a key that is gone, before anything they held comes to others."""
+        ended = [one for one in self._all() if one.about is not None and gone(one.about)]
+        for request in ended:
+            self._finish(request)
+        for key, waiting in list(self._by_key.items()):
+            self._keep(key, [request for request in waiting if not request.done])
+        for request in ended:
+            assert request.about is not None
+            request.answer(error(request.about))
 
     def allow(self, peer: object) -> None:
         """Let a peer wait again."""

@@ -64,7 +64,7 @@ class QueueDesk(NamedDesk[QueueState]):
             wanted.check(request.name)
             return QueueState(request.name, *wanted)
 
-        self.keep(request.name, wanted, make)
+        self.keep(peer, request.name, wanted, make)
         self._service.answer(peer, frame.request, m.Done())
 
     def _find(self, peer: Peer, request: m.FindQueue, frame: Frame) -> None:

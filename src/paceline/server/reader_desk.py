@@ -99,7 +99,7 @@ class ReaderDesk(NamedDesk[ReaderState]):
         # It is nobody's wait, so nobody's end ends it.
         waiting = Parked(
             self, 0, lambda: f"reader '{state.name}': a lease",
-            lambda: NOT_YET if state.holds(delivery) else True, ended,
+            lambda: NOT_YET if state.holds(delivery) else True, ended, state.name,
         )  # fmt: skip
         self._service.parking.park(("lease", state.name, delivery), waiting, state.terms.lease)
 

@@ -10,39 +10,39 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from paceline.core import messages as m
 from paceline.core.account import Account, Times
 from paceline.core.clock import Clock, SystemClock
 from paceline.core.cluster_state import ClusterState
 from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
-from paceline.core.errors import (
-    Disconnected,
-    PacelineError,
-    ProtocolError,
-    Refused,
-    SchemaError,
-)
+from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
 from paceline.core.member_state import Member, MemberState
+from paceline.core.names import checked, label
 from paceline.core.spec import Task
 from paceline.core.tree import Array, decoded
 from paceline.core.waiting import HELD_BACK, NOT_YET, Stored
+from paceline.server.containers import Containers
+from paceline.server.containers import Handler as Handler
 from paceline.server.lines import Lines, Peer
 from paceline.server.parking import Parked, Parking
 from paceline.transports.base import Arena, Buffers, Frame, Memory
 
-MAX_NAME = 256
 FIRST = (m.Join, m.Rejoin)
 
 
-Handler: TypeAlias = Callable[[Peer, Any, Frame], None]
 Work: TypeAlias = Callable[[], None]
 Finish: TypeAlias = Callable[[Exception | None], None]
 
 
 class Desk(ABC):
-    """All that a server does with one kind of resource."""
+    """All that a server does with one kind of resource.
+
+    `in_containers`: whether the `name` of a request is the key of something in a container.
+    """
+
+    in_containers: ClassVar[bool] = True
 
     @abstractmethod
     def handlers(self) -> dict[type, Handler]:
@@ -51,6 +51,10 @@ class Desk(ABC):
     @abstractmethod
     def lost(self, peer: Peer) -> None:
         """A connection has ended: what it held goes back."""
+
+    @abstractmethod
+    def reset(self, gone: Callable[[str], bool]) -> None:
+        """Forget all whose key is gone; nobody waits for it any more."""
 
     @abstractmethod
     def listing(self) -> tuple[str, dict[str, Any]]:
@@ -88,6 +92,7 @@ class Service:
         self._peers: dict[Peer, None] = {}
         self._clock = clock or SystemClock()
         self.parking = Parking(self._clock)
+        self.containers = Containers(self.parking, self._clock)
         self.run_long = run_long or at_once
         self.lines = Lines(epoch, linger)
         self._moved = moved
@@ -107,7 +112,11 @@ class Service:
         for make in desks:
             desk = make(self)
             self._desks.append(desk)
-            self._handlers |= desk.handlers()
+            handlers = desk.handlers()
+            if desk.in_containers:
+                handlers = self.containers.guarded(handlers)
+                self.containers.on_reset.append(desk.reset)
+            self._handlers |= handlers
 
     def desk(self, kind: type[Any]) -> Any:
         """The desk of that class, made before the one that asks."""
@@ -219,7 +228,7 @@ class Service:
             if result is not NOT_YET and result is not HELD_BACK:
                 finish(result)
                 return
-        parked = Parked(peer, number, what, attempt, finish)
+        parked = Parked(peer, number, what, attempt, finish, self.containers.asked)
         parked.held_back = result is HELD_BACK
         self.parking.park(key, parked, timeout)
         if timeout == 0:
@@ -244,7 +253,7 @@ class Service:
             self._move(peer, known)
             self._say(peer, frame.request, self._joined(known.member, self.lines.linger))
             return
-        task = Task(checked_name(request.job), request.index)
+        task = Task(checked(request.job), request.index)
         self.cluster.admit(task, request.cluster, list(request.servers))
         try:
             peer.member = self.members.join(*task, request.pid)
@@ -304,9 +313,14 @@ class Service:
         self.parking.cancel(peer, request.number)
 
     def _resources(self, peer: Peer, request: m.Resources, frame: Frame) -> None:
-        content: dict[str, Any] = dict(desk.listing() for desk in self._desks)
+        content = self._listings()
+        content["shared"] = self.containers.listing()
         content["members"] = [member.name for member in self.members.alive.values()]
         self.answer(peer, frame.request, m.Text(content))
+
+    def _listings(self) -> dict[str, Any]:
+        listings = [desk.listing() for desk in self._desks]
+        return {kind: {label(key): one for key, one in all_.items()} for kind, all_ in listings}
 
     def _report(self, peer: Peer, request: m.Report, frame: Frame) -> None:
         self.report(peer, request.times)
@@ -318,7 +332,7 @@ class Service:
 
     def _stats(self, peer: Peer, request: m.Stats, frame: Frame) -> None:
         now = self._clock.now()
-        content: dict[str, Any] = dict(desk.listing() for desk in self._desks)
+        content = self._listings()
         content["server"] = None if self.account is None else self.account.times()
         content["members"] = {
             each.name: {
@@ -372,14 +386,3 @@ def buffer(frame: Frame, place: int) -> Memory | None:
 def bytes_of(tree: Stored) -> Array | None:
     """The bytes of a tree's arrays."""
     return None if tree.memory is None else tree.memory.array()
-
-
-def checked_name(name: str) -> str:
-    """`name`, if it can be one.
-
-    Raises:
-        SchemaError: it is empty or too long.
-    """
-    if not 0 < len(name) <= MAX_NAME:
-        raise SchemaError(f"a name has 1 to {MAX_NAME} characters, not {len(name)}: {name[:40]!r}")
-    return name

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paceline.core import messages as m
 from paceline.core.kept_versions import held_by
+from paceline.core.names import checked
 from paceline.core.variable_state import VariableState
 from paceline.server.lines import Peer
-from paceline.server.service import Desk, Handler, Service, checked_name
+from paceline.server.service import Desk, Handler, Service
 from paceline.server.variable_desk import VariableDesk, holder_name
 from paceline.transports.base import Frame
 
@@ -35,6 +37,9 @@ class TagDesk(Desk):
     def lost(self, peer: Peer) -> None:
         """Tags belong to nobody."""
 
+    def reset(self, gone: Callable[[str], bool]) -> None:
+        """Tags go with their variables."""
+
     def _read(self, peer: Peer, request: m.ReadTag, frame: Frame) -> None:
         state = self._variables.variable(request.name)
         version = state.kept.tagged(request.tag)
@@ -47,7 +52,7 @@ class TagDesk(Desk):
 
     def _tag(self, peer: Peer, request: m.Tag, frame: Frame) -> None:
         state = self._variables.variable(request.name)
-        version = state.kept.tag(checked_name(request.tag), request.version)
+        version = state.kept.tag(checked(request.tag), request.version)
         self._service.answer(peer, frame.request, m.Version(version))
 
     def _untag(self, peer: Peer, request: m.Untag, frame: Frame) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.core import messages as m
 from paceline.core.arithmetic import add, add_values
 from paceline.core.errors import SchemaError, UnknownName, WouldBlock
+from paceline.core.names import beside, checked, parts
 from paceline.core.round import Round
 from paceline.core.tree import Array, decoded
 from paceline.core.variable_state import VariableState
@@ -24,7 +25,6 @@ from paceline.server.service import (
     at_once,
     buffer,
     bytes_of,
-    checked_name,
     stored,
 )
 from paceline.transports.base import Frame, Lease
@@ -46,6 +46,9 @@ class VariableDesk(Desk):
         self._service = service
         self.states: dict[str, VariableState] = {}
         self._words: dict[str, int] = {}
+        self._free_words = list(range(WORDS))[::-1]
+        # Of what is made now. After a reset it is a later one, so that no version comes again.
+        self._epoch = service.epoch
         self._bounded: list[str] = []
         # Who has to know of each new version, by the variable's name.
         self.watchers: dict[str, list[Callable[[int], None]]] = {}
@@ -92,6 +95,19 @@ class VariableDesk(Desk):
         for name in self.states:
             self._service.parking.changed(("write", name), in_order=True)
 
+    def reset(self, gone: Callable[[str], bool]) -> None:
+        ended = [name for name in self.states if gone(name)]
+        for name in ended:
+            for going in self._rounds:
+                going.forget(name)
+            del self.states[name]
+            self.watchers.pop(name, None)
+            word = self._words.pop(name)
+            self._board_words[word] = 0
+            self._free_words.append(word)
+        self._bounded = [name for name in self._bounded if not gone(name)]
+        self._epoch += bool(ended)
+
     def variable(self, name: str) -> VariableState:
         """The variable of that name.
 
@@ -100,7 +116,8 @@ class VariableDesk(Desk):
         """
         found = self.states.get(name)
         if found is None:
-            raise UnknownName(f"no variable '{name}'; there are {sorted(self.states)}")
+            self._service.containers.check(name)
+            raise UnknownName(f"no variable '{name}'; there are {beside(name, self.states)}")
         return found
 
     @property
@@ -133,7 +150,7 @@ class VariableDesk(Desk):
         self._service.parking.changed(("variable", name))
         self.freed(name)
 
-    def _made(self, request: m.Define, first: Stored) -> VariableState:
+    def _made(self, peer: Peer, request: m.Define, first: Stored) -> VariableState:
         name, bound = request.name, request.memory
         state = self.states.get(name)
         if state is not None:
@@ -142,16 +159,15 @@ class VariableDesk(Desk):
                     f"variable '{name}' exists with memory={state.kept.bound}; asked for: {bound}"
                 )
             return state
-        if len(self.states) == WORDS:
+        if not self._free_words:
             raise SchemaError(f"variable '{name}': a server holds {WORDS} variables at most")
-        state = VariableState(
-            checked_name(name), self._service.epoch, memory=bound, called=holder_name
-        )
+        state = VariableState(checked(name), self._epoch, memory=bound, called=holder_name)
         state.kept.check_bound(first.nbytes)
         if bound is not None:
             self._bounded.append(name)
-        self._words[name] = len(self.states)
+        self._words[name] = self._free_words.pop()
         self.states[name] = state
+        self._service.containers.made("variable", name, peer)
         return state
 
     def _defined(self, peer: Peer, name: str, fresh: bool) -> Any:
@@ -166,7 +182,7 @@ class VariableDesk(Desk):
 
     def _define(self, peer: Peer, request: m.Define, frame: Frame) -> None:
         first = stored(request.head, buffer(frame, 0))
-        state = self._made(request, first)
+        state = self._made(peer, request, first)
 
         def attempt() -> Any:
             fresh = state.define(first, overwrite=request.overwrite, writer=peer)
@@ -184,7 +200,7 @@ class VariableDesk(Desk):
             self._service.answer(peer, frame.request, attempt())
 
     def _await(self, peer: Peer, request: m.Await, frame: Frame) -> None:
-        name = checked_name(request.name)
+        name = checked(request.name)
 
         def attempt() -> Any:
             if name not in self.states or self.states[name].defined() is NOT_YET:
@@ -193,8 +209,9 @@ class VariableDesk(Desk):
 
         def what() -> str:
             return (
-                f"no variable '{name}' is initialised; there are {sorted(self.states)}; whoever"
-                f" calls variable('{name}', value) ends the wait; {self._service.who()}"
+                f"no variable '{name}' is initialised; there are {beside(name, self.states)};"
+                f" whoever calls variable('{parts(name).name}', value) ends the wait;"
+                f" {self._service.who()}"
             )
 
         self._service.ask(peer, frame, ("variable", name), attempt, request.timeout, what)
@@ -258,6 +275,11 @@ class VariableDesk(Desk):
             total.values = add_values(current.layout, current.values, delta.layout, delta.values)
 
         def done(error: Exception | None) -> None:
+            if self.states.get(state.name) is not state:
+                # What was not committed never existed.
+                error = self._service.containers.state.was_reset(state.name)
+                self._service.answer(peer, number, error)
+                return
             version = state.end_add(None if error else total)
             self._committed(state.name)
             self._service.answer(peer, number, error or m.Version(version))

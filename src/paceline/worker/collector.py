@@ -168,7 +168,7 @@ class Collector:
         version = self._stamp.held if first is None else first
         if version is None:
             raise FunctionError(
-                f"{self._name} yielded an item without ever reading '{self._stamp.name}', so nobody"
+                f"{self._name} yielded an item without ever reading {self._stamp.called}, so nobody"
                 " knows with which version it was made; read it first (read or read_into), or say"
                 " version_of=None to collect"
             )
@@ -200,6 +200,6 @@ def _place(made: Iterator[Any]) -> str:
 
 def _stamping(resources: tuple[Any, ...], version_of: str | None) -> Variable[Any] | None:
     for resource in resources:
-        if isinstance(resource, Variable) and resource.name == version_of:
+        if isinstance(resource, Variable) and resource.key == version_of:
             return resource
     return None

@@ -15,7 +15,14 @@ from paceline import blas, functions
 from paceline.connection import account
 from paceline.core import messages as m
 from paceline.core.account import BUSY, IDLE, STARTING
-from paceline.core.errors import Closed, FunctionError, PacelineError, SchemaError, WouldBlock
+from paceline.core.errors import (
+    Closed,
+    FunctionError,
+    PacelineError,
+    SchemaError,
+    WasReset,
+    WouldBlock,
+)
 from paceline.engines.base import Link, received
 from paceline.session import Session
 from paceline.worker.caller import Caller
@@ -78,9 +85,10 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
             _warn(worker, job)
         collector = Collector(worker, job, fn, resources, waits=waits)
         yield from collector.steps()
-    except Closed:
+    except Closed as e:
         # The collection has ended; a queue of the user's that was closed ends the function too.
-        pass
+        if isinstance(e, WasReset) and _goes_on(worker, job):
+            error, hopeless = told(e), True
     except FunctionError as e:
         error, hopeless = f"FunctionError: {e}", True
     except (WouldBlock, SchemaError) as e:
@@ -97,6 +105,15 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
             worker.session.connection.call(m.Drain(job.collection))
     worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless))
     yield True
+
+
+def _goes_on(worker: Worker, job: Collect) -> bool:
+    """Whether its collection has not ended."""
+    try:
+        worker.session.connection.call(m.Offer(job.collection, [], 0, 0, 0.0))
+    except PacelineError:
+        return False
+    return True
 
 
 def _warn(worker: Worker, job: Collect) -> None:

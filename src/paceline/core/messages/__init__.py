@@ -24,6 +24,7 @@ from paceline.core.messages.collections import (
     Offer,
     OpenCollection,
 )
+from paceline.core.messages.containers import Enter, Reset
 from paceline.core.messages.members import (
     Cancel,
     Join,
@@ -89,6 +90,7 @@ from paceline.core.messages.work import (
     FeedReader,
     NextPiece,
 )
+from paceline.core.names import shown
 
 __all__ = [
     "NO_VERSION",
@@ -120,6 +122,7 @@ __all__ = [
     "EndCollection",
     "EndPiece",
     "Enqueue",
+    "Enter",
     "Failed",
     "FeedReader",
     "FindQueue",
@@ -149,6 +152,7 @@ __all__ = [
     "Request",
     "RequestStop",
     "Requests",
+    "Reset",
     "Resources",
     "RunHead",
     "Stats",
@@ -208,6 +212,8 @@ Requests: TypeAlias = (
     | DefineBarrier
     | Arrive
     | AbortBarrier
+    | Enter
+    | Reset
     | Locate
     | RequestStop
     | Stopping
@@ -255,8 +261,8 @@ def failure(error: Exception) -> Failed:
     """An error as it travels: its class by name, and its text."""
     known = type(error).__name__
     if isinstance(error, errors.PacelineError):
-        return Failed(known, str(error))
-    return Failed("PacelineError", f"{known}: {error}")
+        return Failed(known, shown(str(error)))
+    return Failed("PacelineError", shown(f"{known}: {error}"))
 
 
 def revived(failed: Failed) -> errors.PacelineError:
