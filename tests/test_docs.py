@@ -41,7 +41,7 @@ FOREIGN = {"jax": "with_jax.py", "ray": "with_ray.py", "stable_baselines3": "wit
 INTERNAL = {
     "Batch": {"layout"},
     "Collection": {"drain", "fail"},
-    "Session": {"connection", "handle"},
+    "Session": {"connection", "handle", "key"},
     "Worker": {"account", "begin", "news", "take_logged", "tell", "turn_to"},
 }
 
