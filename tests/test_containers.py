@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from calls import Call, until
+from clusters import every_engine, following, quiet
+from hands import cluster, served
 
-from paceline import SchemaError, Session, WasReset
+import paceline
+from paceline import SchemaError, Session, WasReset, WorkerFailed
 from paceline.core import messages as m
 from paceline.core.tree import flatten
 from paceline.packing import pack
@@ -382,7 +387,12 @@ def test_an_addition_in_hand_at_a_reset_is_not_made() -> None:
     with session.container("y"):
         kept = session.variable("w", np.zeros(1 << 18))
     sums: list[Callable[[], None]] = []
-    server.service.run_long = lambda work, finish: sums.append(lambda: (work(), finish(None))[0])
+
+    def later(work: Callable[[], None], finish: Callable[[Exception | None], None]) -> None:
+        work()
+        sums.append(lambda: finish(None))
+
+    server.service.run_long = later
     key, delta = session.variable("w", np.zeros(1 << 18)).key, np.ones(1 << 18)
     head, block = pack(session.connection.arena, delta, "add")
     added = [
@@ -397,3 +407,204 @@ def test_an_addition_in_hand_at_a_reset_is_not_made() -> None:
     assert added[1].result()[0].version == kept.version
     assert (new.read().tree, kept.read().tree.min()) == (5.0, 1.0)
     server.close()
+
+
+# Collections, and handles in functions
+
+
+@every_engine
+def test_a_running_collection_ends_with_the_reset_of_its_container(engine: str) -> None:
+    with quiet(2, engine) as cluster:
+        with cluster.container("x"):
+            policy = cluster.variable("policy", 0)
+            batches = cluster.collect(following, policy, batch_size=4)
+        for _ in range(3):
+            assert (batches.next().version == policy.version).all()
+        loop = iter(batches)
+        next(loop)
+        cluster.reset("x")
+        with pytest.raises(WasReset, match=r"^container 'x' was reset by chief:0$"):
+            list(loop)
+        assert cluster.resources()["collections"] == {}
+        # The workers are free, also to wait for something.
+        assert cluster.map(lambda n: n + 1, [1, 2, 3]) == [2, 3, 4]
+        again = cluster.variable("policy", 1)
+        batch = cluster.collect(following, again, batch_size=4).next()
+        assert (batch.version == again.version).all()
+
+
+@every_engine
+def test_a_reset_in_lockstep_ends_the_round(engine: str) -> None:
+    with quiet(2, engine) as cluster:
+        elsewhere = cluster.variable("elsewhere", 0)
+        with cluster.container("x"):
+            policy = cluster.variable("policy", 0)
+            batches = cluster.collect(following, policy, batch_size=4, schedule="lockstep")
+        batches.next()
+        cluster.reset("x")
+        with pytest.raises(WasReset, match=r"^container 'x' was reset by chief:0$"):
+            batches.next()
+        batches.close()
+        assert [one["held_by"] for one in elsewhere.memory()["versions"]] == [["current"]]
+
+
+def _waiting(policy: Any, gate: Any) -> Iterator[Any]:
+    yield policy.version
+    yield gate.dequeue(timeout=None)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_function_hears_of_a_reset_of_another_container_and_fails(engine: str) -> None:
+    with quiet(2, engine) as cluster:
+        policy = cluster.variable("policy", 0)
+        with cluster.container("x"):
+            gate = cluster.queue("gate", 1)
+        batches = cluster.collect(_waiting, policy, gate, batch_size=2, version_of=None)
+        batches.next()
+        cluster.reset("x")
+        with pytest.raises(WorkerFailed, match=r"WasReset: container 'x' was reset by chief:0"):
+            for _ in batches:
+                pass
+
+
+@every_engine
+def test_a_handle_takes_its_container_along_into_functions(engine: str) -> None:
+    def look(_: int, given: Any, *, worker: paceline.Worker) -> list[Any]:
+        mine = worker.session.variable("w")
+        found = [given.read().tree, captured.read().tree, mine.read().tree]
+        return [*found, given.container, mine.container]
+
+    with quiet(1, engine) as cluster:
+        cluster.variable("w", 1)
+        with cluster.container("x"):
+            given = captured = cluster.variable("w", 2)
+        assert cluster.map(look, [0], given) == [[2, 2, 1, "x", ""]]
+        cluster.reset("x")
+        with cluster.container("x"):
+            cluster.variable("w", 3)
+        with pytest.raises(paceline.PacelineError, match=r"container 'x' was reset by chief:0"):
+            cluster.map(look, [0], given)
+        with cluster.container("x"):
+            given = captured = cluster.variable("w", 3)
+        assert cluster.map(look, [0], given) == [[3, 3, 1, "x", ""]]
+
+
+# Several servers
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[paceline.ClusterSpec]:
+    """The spec of two servers that run."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = cluster(tmp_path, "unix", ps=2, worker=2)
+    with served(made):
+        yield made
+
+
+@pytest.mark.parametrize("containers", ["x", None])
+def test_a_reset_reaches_all_servers_and_names_find_a_new_home(
+    spec: paceline.ClusterSpec, containers: Any
+) -> None:
+    with (
+        Session(spec, job="worker", index=0, container="x") as one,
+        Session(spec.target("ps", 1), container="x") as two,
+    ):
+        with one.device("ps:1"):
+            old = {kind: made(one, kind, mark=2) for kind in KINDS}
+        with two.container("y"), two.device("ps:1"):
+            kept = made(two, "variable", mark=7)
+        where = {each["where"] for each in one.resources()["shared"]}
+        assert where == {"ps:1"}
+        waiting = Call(lambda: two.variable("later", timeout=None))
+        until(lambda: parked(one) == 1)
+        one.reset(containers)
+        with pytest.raises(WasReset, match=r"^container 'x' was reset by worker:0$"):
+            waiting.outcome()
+        # The other session had found them at ps:1 before.
+        new = {kind: made(two, kind, mark=3) for kind in KINDS}
+        assert {
+            each["where"] for each in one.resources()["shared"] if each["container"] == "x"
+        } == {"ps:0"}
+        for kind in KINDS:
+            with pytest.raises(WasReset, match=r"^container 'x' was reset by worker:0$"):
+                mark(old[kind])
+            assert mark(new[kind]) == mark(made(one, kind, mark=3)) == 3
+        if containers is None:
+            with pytest.raises(WasReset, match=r"^container 'y' was reset by worker:0$"):
+                mark(kept)
+        else:
+            assert mark(kept) == 7
+        assert one.resources()["homes"].keys() >= {f"{kind} w in container 'x'" for kind in KINDS}
+
+
+def test_a_server_that_a_reset_has_not_reached_carries_it_out_when_it_is_asked(
+    spec: paceline.ClusterSpec,
+) -> None:
+    with Session(spec, job="worker", index=0) as one, Session(spec, job="worker", index=1) as two:
+        with one.container("x"), one.device("ps:1"):
+            old, behind = one.variable("w", 1), one.variable("v", 1)
+        waiting = Call(lambda: behind.read(newer_than=behind.version, timeout=None))
+        until(lambda: any(waits_at(line) for line in two._lines.all))
+        # Whoever reset it died after the first server had heard of it.
+        assert one.connection.call(m.Reset(["x"])).content == 1
+        assert old.read().tree == 1
+        with two.container("x"), two.device("ps:1"):
+            new = two.variable("w", 2)
+            assert old.held is not None
+            assert new.version > old.held
+        for late in (waiting.outcome, old.read, lambda: behind.read()):
+            with pytest.raises(WasReset, match=r"^container 'x' was reset$"):
+                late()
+        assert new.read().tree == 2
+        # The reset comes late, or again: nothing new is removed.
+        two._lines.all[1].call(m.Reset(["x"], 1))
+        assert new.read().tree == 2
+        with pytest.raises(WasReset, match=r"^container 'x' was reset by worker:1$"):
+            old.read()
+
+
+def waits_at(line: Any) -> int:
+    """How many requests wait on that server."""
+    return sum(len(each["waits"]) for each in line.call(m.Stats()).content["members"].values())
+
+
+@pytest.mark.parametrize("by_target", [True, False])
+def test_a_process_without_a_session_resets(spec: paceline.ClusterSpec, by_target: bool) -> None:
+    with Session(spec, job="worker", index=0, container="x") as session:
+        with session.device("ps:1"):
+            old = session.queue("q", 1)
+        paceline.reset(spec.target("ps", 1) if by_target else spec, ["x"])
+        with pytest.raises(WasReset, match=r"^container 'x' was reset by reset:0$"):
+            old.enqueue(1)
+        with pytest.raises(SchemaError, match=r"^the name of a container is a str, not 3$"):
+            paceline.reset(spec, [3])  # type: ignore[list-item]
+
+
+def test_many_reset_and_make_at_once_and_nobody_sees_two_of_a_name(
+    spec: paceline.ClusterSpec,
+) -> None:
+    """Whoever holds a handle sees what it was found with, or that it is gone."""
+
+    def play(index: int) -> int:
+        seen = refused = 0
+        with Session(spec, job="worker", index=index, container="x") as session:
+            for number in range(60):
+                try:
+                    with session.device(f"ps:{(number + index) % 2}"):
+                        counter = session.counter("c", index if number % 7 else 0)
+                    seen += counter.start == 0 and counter.add() > 0
+                except (SchemaError, WasReset):
+                    # The other one made it, with another start, or has just reset it.
+                    refused += 1
+                if number % 5 == index:
+                    session.reset("x")
+        assert refused < 60
+        return seen
+
+    calls = [Call(play, index) for index in range(2)]
+    assert all(call.outcome() for call in calls)
+    with Session(spec, container="x") as session:
+        homes = session.resources()["homes"]
+        shared = [each for each in session.resources()["shared"] if each["container"] == "x"]
+        assert len(shared) <= 1
+        assert all(homes["counter c in container 'x'"] == each["where"] for each in shared)
