@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import Call
-from clusters import LIMIT, beside, every_engine, named, quiet, runs, until
+from calls import Call, waits
+from clusters import LIMIT, beside, every_engine, following, named, quiet, runs, until
 
 import paceline
 
@@ -192,6 +192,25 @@ def test_a_callback_may_ask_for_more() -> None:
 
         cluster.submit(square, 2).add_done_callback(more)
         assert done.wait(LIMIT)
+
+
+@beside
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_call_may_wait_in_a_worker_whose_collection_has_ended(engine: str, in_time: bool) -> None:
+    with quiet(2, engine) as cluster:
+        counter, policy = cluster.counter("c"), cluster.variable("policy", 0)
+        batches = cluster.collect(following, policy, batch_size=4)
+        batches.next()
+        batches.close()
+        if in_time:
+            counter.add()
+        waiting = [
+            cluster.submit(lambda n, c: c.wait_for(1, LIMIT) + n, n, counter) for n in (1, 2)
+        ]
+        if not in_time:
+            until(lambda: waits(cluster.session, "count") == 2)
+            counter.add()
+        assert [each.result(LIMIT) for each in waiting] == [2, 3]
 
 
 @beside

@@ -42,6 +42,7 @@ class CollectionDesk(Desk):
             m.Delivered: self._delivered,
             m.Drain: self._drain,
             m.EndCollection: self._end,
+            m.Free: self._free,
             m.CollectionStats: self._stats,
         }
 
@@ -184,6 +185,13 @@ class CollectionDesk(Desk):
         state = self.states.get(request.name)
         if state is not None:
             self._stop(request.name, state.ended())
+        self._service.answer(peer, frame.request, m.Done())
+
+    def _free(self, peer: Peer, request: m.Free, frame: Frame) -> None:
+        if self._makes.pop(peer, None) is not None:
+            peer.making = None
+            self._variables.pin(peer, None)
+            self._service.parking.allow(peer)
         self._service.answer(peer, frame.request, m.Done())
 
     def _stop(self, name: str, why: Closed) -> None:

@@ -103,6 +103,8 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
         with suppress(PacelineError):
             # Nobody else can take its turns.
             worker.session.connection.call(m.Drain(job.collection))
+    with suppress(PacelineError):  # whoever asks next hears of a lost server
+        worker.session.connection.tell(m.Free())
     worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless))
     yield True
 

@@ -20,6 +20,7 @@ from paceline.core.messages.collections import (
     Delivered,
     Drain,
     EndCollection,
+    Free,
     Next,
     Offer,
     OpenCollection,
@@ -126,6 +127,7 @@ __all__ = [
     "Failed",
     "FeedReader",
     "FindQueue",
+    "Free",
     "Granted",
     "Head",
     "Items",
@@ -203,6 +205,7 @@ Requests: TypeAlias = (
     | Offer
     | Next
     | EndCollection
+    | Free
     | Drain
     | Delivered
     | CollectionStats

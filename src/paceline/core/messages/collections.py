@@ -77,3 +77,7 @@ class CollectionStats(Request[Text], tag=34, frozen=True, gc=False):
     """A collection's counters."""
 
     name: str
+
+
+class Free(Request[Done], tag=82, frozen=True, gc=False):
+    """One way: this session makes items for no collection any more, and may wait for others."""
