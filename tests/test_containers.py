@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import Call, until
+from click.testing import CliRunner
 from clusters import every_engine, following, quiet
-from hands import cluster, served
+from hands import cluster, served, toml
 
 import paceline
 from paceline import SchemaError, Session, WasReset, WorkerFailed
+from paceline.cli import main
 from paceline.core import messages as m
 from paceline.core.tree import flatten
 from paceline.packing import pack
@@ -608,3 +611,19 @@ def test_many_reset_and_make_at_once_and_nobody_sees_two_of_a_name(
         shared = [each for each in session.resources()["shared"] if each["container"] == "x"]
         assert len(shared) <= 1
         assert all(homes["counter c in container 'x'"] == each["where"] for each in shared)
+
+
+def test_the_command_line_says_what_is_shared(spec: paceline.ClusterSpec, tmp_path: Path) -> None:
+    path = str(toml(spec, tmp_path / "cluster.toml"))
+    with Session(spec, job="worker", index=1) as session:
+        session.queue("q", 1)
+        with session.container("x"), session.device("ps:1"):
+            session.variable("w", 1)
+    told = CliRunner().invoke(main, ["shared", "--cluster", path]).output.splitlines()
+    assert [re.sub(r"\d+ s ago$", "", line) for line in told] == [
+        "queue q: at ps:0, made by worker:1 ",
+        "variable w in container 'x': at ps:1, made by worker:1 ",
+    ]
+    (tmp_path / "cluster.toml").write_text("[cluster]\nps = 3\n")
+    failed = CliRunner().invoke(main, ["shared", "--cluster", path])
+    assert (failed.exit_code, failed.output[:7]) == (1, "Error: ")

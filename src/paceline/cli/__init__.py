@@ -8,6 +8,7 @@ from paceline import __version__
 from paceline.cli.demo import demo
 from paceline.cli.run import run
 from paceline.cli.serve import serve
+from paceline.cli.shared import shared
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -16,5 +17,5 @@ def main() -> None:
     """A data loader for data your model generates itself."""
 
 
-for command in (demo, run, serve):
+for command in (demo, run, serve, shared):
     main.add_command(command)

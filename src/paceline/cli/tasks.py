@@ -29,6 +29,15 @@ def of_a_task(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def described(cluster: Path | None) -> ClusterSpec:
+    """The spec of that file, else the environment's.
+
+    Raises:
+        PacelineError: there is none, or it is malformed.
+    """
+    return ClusterSpec.from_environment() if cluster is None else ClusterSpec.from_file(cluster)
+
+
 def found(cluster: Path | None, job: str | None, task: int | None) -> ClusterSpec:
     """The spec, with this process's task.
 
@@ -36,7 +45,7 @@ def found(cluster: Path | None, job: str | None, task: int | None) -> ClusterSpe
         PacelineError: there is none, it is malformed, or it has no such task.
         UsageError: nothing says which task this is.
     """
-    spec = ClusterSpec.from_environment() if cluster is None else ClusterSpec.from_file(cluster)
+    spec = described(cluster)
     if job is None and spec.task is not None:
         job, task = spec.task.job, spec.task.number if task is None else task
     if job is None:
