@@ -35,6 +35,7 @@ from paceline.hosted import Server
 from paceline.placement import replica_device_setter
 from paceline.queues import Queue
 from paceline.readers import Piece, Reader
+from paceline.rows import Rows
 from paceline.session import Session, reset
 from paceline.spec import ClusterSpec
 from paceline.variables import Snapshot, Variable
@@ -59,6 +60,7 @@ __all__ = [
     "Queue",
     "Reader",
     "Refused",
+    "Rows",
     "SchemaError",
     "Server",
     "Session",

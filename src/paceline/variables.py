@@ -17,6 +17,7 @@ from paceline.core.names import text
 from paceline.core.tree import Array
 from paceline.handles import Handle
 from paceline.packing import memory, pack, view
+from paceline.rows import Rows, gather, scatter_add
 from paceline.transports.base import Lease
 
 T = TypeVar("T")
@@ -117,6 +118,55 @@ class Variable(Handle, Generic[T]):
             OutOfMemory, TimedOut: as `assign`.
         """
         return self._write(m.Add, tree, f"assign_add {self.called}", timeout)
+
+    def gather(self, indices: Any, leaf: str | None = None) -> Rows[Any]:
+        """The rows at `indices` of the newest version, copied.
+
+        The variable is one array `[n, ...]`; or a tree, of which `leaf` names one by its path, as
+        messages write it (`"$.table"`). Without a `leaf` it is all leaves, which then have the same
+        `n`. `indices` are whole numbers from 0 to `n - 1` of any shape, in any order, one as often
+        as wanted: the result has the shape `[*indices.shape, ...]` and owns its memory. All rows
+        are of one version. It stamps a worker's items as `read` does, and in a round of lockstep
+        the version is the round's.
+
+        Raises:
+            SchemaError: there is no row at an index, the message has it and its place; or no such
+                leaf, or none with rows.
+            OutOfMemory: there is no memory for so many rows.
+        """
+        found = gather(self._connection, self.name, indices, leaf)
+        self._note(found.version)
+        return found
+
+    def scatter_add(
+        self,
+        indices: Any,
+        rows: Any,
+        leaf: str | None = None,
+        *,
+        timeout: float | None = 60.0,
+    ) -> int:
+        """Add `rows` to those at `indices`; return the new version.
+
+        Indices and `leaf` are as with `gather`, and `rows` has the shape and structure that gather
+        gives, in the variable's dtypes. Rows of an index that comes more than once are added one
+        after the other, in order, as `np.add.at` does. Atomic, and no addition is lost, whoever
+        writes at the same time. Without indices there is no new version: the current is returned.
+
+        No more is moved than these rows, unless somebody still keeps the version before, by a tag,
+        a snapshot or a round of lockstep, or it was assigned: then the whole table is copied once.
+
+        Raises:
+            SchemaError: as `gather`; or rows have another shape or dtype, or cannot be added.
+                Nothing was added.
+            OutOfMemory, TimedOut: as `assign`.
+        """
+        limit = checked_timeout(timeout)
+        # It would be held only to be found again.
+        self._newest = None
+        return scatter_add(
+            self._connection, self.name, indices, rows, leaf, limit, bounded=self._bounded
+        )
 
     def read(
         self,

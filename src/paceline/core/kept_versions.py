@@ -54,6 +54,19 @@ class KeptVersions:
         if before is not None:
             self._forget(before)
 
+    def alone(self) -> bool:
+        """Whether the current version is kept only because it is that."""
+        assert self._current is not None
+        return self._current not in self._holders and not self._tagged[self._current]
+
+    def renumber(self, version: int) -> None:
+        """Let the current tree be that version, and none before it, as long as it is `alone`."""
+        assert self._current is not None
+        assert self.alone()
+        self._stored[version] = self._stored.pop(self._current)
+        del self._tagged[self._current]
+        self._current = version
+
     # Holding
 
     def hold(self, version: int, holder: object) -> None:

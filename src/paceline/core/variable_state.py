@@ -32,6 +32,8 @@ class VariableState:
         self.version = versions.first(epoch)
         self.stored: Stored | None = None
         self.kept = KeptVersions(name, memory)
+        self.changing = False
+        """Whether numbers are being added to the current tree itself."""
         self._called = called
         self._adding = False
 
@@ -85,9 +87,30 @@ class VariableState:
         self._adding = True
         return self.stored
 
+    def begin_rows(self, writer: object = None) -> Stored | NotYet:
+        """Take the write turn to add to rows; the tree that they are to be added to.
+
+        Either to a copy, as with `begin_add`. Or, where nobody else can have that tree, to itself:
+        `changing` says so. It is the next version from now on, so that whoever holds or tags what
+        is current keeps what it becomes; nobody may look at it until the turn has ended.
+
+        Raises:
+            OutOfMemory: what `writer` itself holds leaves no room for a copy.
+        """
+        if self.stored is None or self._adding:
+            return NOT_YET
+        changing = self.stored.own and self.kept.alone()
+        if not changing and not self._free(self.stored, writer):
+            return NOT_YET
+        self._adding, self.changing = True, changing
+        if changing:
+            self.version += 1
+            self.kept.renumber(self.version)
+        return self.stored
+
     def end_add(self, total: Stored | None) -> int:
         """Give the write turn back; the version, a new one unless `total` is `None`."""
-        self._adding = False
+        self._adding = self.changing = False
         return self.version if total is None else self._commit(total)
 
     def read(self, newer_than: int) -> tuple[int, Stored] | NotYet:

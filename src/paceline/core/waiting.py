@@ -28,14 +28,18 @@ HeldBack = _HeldBack
 
 
 class Stored:
-    """A tree as a server keeps it: its layout and plain values, and its arrays' memory, unread."""
+    """A tree as a server keeps it: its layout and plain values, and its arrays' memory, unread.
 
-    __slots__ = ("layout", "memory", "values")
+    `own`: the memory is the server's, which alone decides when it is written.
+    """
 
-    def __init__(self, layout: bytes, values: list[Any], memory: Any) -> None:
+    __slots__ = ("layout", "memory", "own", "values")
+
+    def __init__(self, layout: bytes, values: list[Any], memory: Any, *, own: bool = False) -> None:
         self.layout = layout
         self.values = values
         self.memory = memory
+        self.own = own
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ from paceline.server.lines import Peer
 from paceline.server.poller import READ, WRITE, Poller
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.reader_desk import ReaderDesk
+from paceline.server.rows_desk import RowsDesk
 from paceline.server.service import Finish, Service, Work
 from paceline.server.tag_desk import TagDesk
 from paceline.server.variable_desk import VariableDesk
@@ -29,8 +30,8 @@ from paceline.transports.greeting import LIMIT, Greeting
 from paceline.transports.memory import MemoryChannel
 
 DESKS = (
-    VariableDesk, TagDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk, ReaderDesk,
-    ClusterDesk, AccumulatorDesk,
+    VariableDesk, TagDesk, RowsDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk,
+    ReaderDesk, ClusterDesk, AccumulatorDesk,
 )  # fmt: skip
 STRANGERS = 256
 RELEASES = 16

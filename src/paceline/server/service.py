@@ -64,7 +64,8 @@ class Desk(ABC):
 class Service:
     """Members, the desks, and the requests that wait.
 
-    `run_long` runs work beside the loop and reports back on it; by default work is done at once.
+    `run_long` runs work beside the loop, one after the other as given, and reports back on each in
+    that order; by default work is done at once.
     `linger` is for how long a session is kept whose connection broke, where it can make another;
     `moved(new, known)` hears of a session that did: `known` goes on over the channel of `new`.
     """

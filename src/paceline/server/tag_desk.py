@@ -48,7 +48,7 @@ class TagDesk(Desk):
             tree = state.at(version)
             assert tree is not None
             reply = self._variables.lend(peer, state, version, tree)
-        self._service.answer(peer, frame.request, reply)
+        self._variables.tell(peer, frame.request, state, reply)
 
     def _tag(self, peer: Peer, request: m.Tag, frame: Frame) -> None:
         state = self._variables.variable(request.name)

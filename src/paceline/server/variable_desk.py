@@ -31,7 +31,6 @@ from paceline.transports.base import Frame, Lease
 
 WORDS = 4096
 LONG_WORK = 1 << 20
-_ASKED: dict[type, str] = {m.Define: "variable", m.Assign: "assign", m.Add: "assign_add"}
 
 
 class VariableDesk(Desk):
@@ -143,7 +142,8 @@ class VariableDesk(Desk):
         if state.kept.let_go(version, peer):
             self.freed(state.name)
 
-    def _committed(self, name: str) -> None:
+    def committed(self, name: str) -> None:
+        """A variable has a new version: who waits for it, or watches it, hears of it."""
         self._board_words[self._words[name]] = self.states[name].version
         for watcher in self.watchers.get(name, ()):
             watcher(self.states[name].version)
@@ -191,11 +191,11 @@ class VariableDesk(Desk):
             if fresh:
                 for going in self._rounds:
                     going.defined(state)
-                self._committed(request.name)
+                self.committed(request.name)
             return self._defined(peer, request.name, fresh)
 
         if request.overwrite:
-            self._write(peer, request, frame, first, attempt)
+            self._write(peer, request, frame, "variable", first, attempt)
         else:
             self._service.answer(peer, frame.request, attempt())
 
@@ -224,10 +224,10 @@ class VariableDesk(Desk):
             version = state.assign(new, peer)
             if version is NOT_YET:
                 return NOT_YET
-            self._committed(request.name)
+            self.committed(request.name)
             return m.Version(version)
 
-        self._write(peer, request, frame, new, attempt)
+        self._write(peer, request, frame, "assign", new, attempt)
 
     def _add(self, peer: Peer, request: m.Add, frame: Frame) -> None:
         state = self.variable(request.name)
@@ -236,28 +236,44 @@ class VariableDesk(Desk):
         def begun(current: Any) -> None:
             self._add_beside(peer, frame.request, state, current, delta)
 
-        self._write(peer, request, frame, delta, lambda: state.begin_add(delta, peer), begun)
+        def attempt() -> Any:
+            return state.begin_add(delta, peer)
+
+        self._write(peer, request, frame, "assign_add", delta, attempt, begun)
 
     def _write(
         self,
         peer: Peer,
         request: m.Define | m.Assign | m.Add,
         frame: Frame,
+        asked: str,
         new: Stored,
         attempt: Callable[[], Any],
         then: Callable[[Any], None] | None = None,
     ) -> None:
-        """Write in the order of arrival: now, or when those before and a lack of room are past."""
         state = self.states[request.name]
         # What can never be written hears so now, also behind those who wait.
-        state.check_write(_ASKED[type(request)], new, peer)
+        state.check_write(asked, new, peer)
+        self.in_turn(peer, frame, state, asked, new.nbytes, request.timeout, attempt, then)
+
+    def in_turn(
+        self,
+        peer: Peer,
+        frame: Frame,
+        state: VariableState,
+        asked: str,
+        nbytes: int,
+        timeout: float | None,
+        attempt: Callable[[], Any],
+        then: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Write in the order of arrival: now, or when those before and a lack of room are past."""
 
         def what() -> str:
-            why = state.why_not(new.nbytes)
-            return f"{_ASKED[type(request)]} '{state.name}': {why}; {self._service.who()}"
+            return f"{asked} '{state.name}': {state.why_not(nbytes)}; {self._service.who()}"
 
         self._service.ask(
-            peer, frame, ("write", state.name), attempt, request.timeout, what,
+            peer, frame, ("write", state.name), attempt, timeout, what,
             behind=True, in_vain=lambda: self.freed(state.name), then=then,
         )  # fmt: skip
 
@@ -281,7 +297,7 @@ class VariableDesk(Desk):
                 self._service.answer(peer, number, error)
                 return
             version = state.end_add(None if error else total)
-            self._committed(state.name)
+            self.committed(state.name)
             self._service.answer(peer, number, error or m.Version(version))
 
         long = delta.memory is not None and delta.memory.nbytes > LONG_WORK
@@ -305,7 +321,28 @@ class VariableDesk(Desk):
                 f" {count_of(state.version)}; the next assign ends the wait; {self._service.who()}"
             )
 
-        self._service.ask(peer, frame, ("variable", request.name), attempt, request.timeout, what)
+        self._service.ask(
+            peer, frame, ("variable", request.name), attempt, request.timeout, what,
+            then=lambda reply: self.tell(peer, frame.request, state, reply),
+        )  # fmt: skip
+
+    def tell(self, peer: Peer, number: int, state: VariableState, reply: Any) -> None:
+        """Answer with a tree, once what is being added to it is in it."""
+        if not state.changing:
+            self._service.answer(peer, number, reply)
+            return
+        kept = [reply]
+        self._service.run_long(_nothing, lambda _: self._service.answer(peer, number, kept.pop()))
+
+    def current(self, peer: Peer, state: VariableState) -> tuple[int, Stored]:
+        """The version that a peer reads now, and its tree, to which something may be being added.
+
+        `service.run_long` comes after that.
+        """
+        version = self._round_version(peer, state.name)
+        tree = state.stored if version is None else state.at(version)
+        assert tree is not None
+        return state.version if version is None else version, tree
 
     def _readable(
         self, peer: Peer, state: VariableState, request: m.Read
@@ -315,12 +352,10 @@ class VariableDesk(Desk):
         Raises:
             WouldBlock: its round has to end before it can read a newer one, and waits for it.
         """
-        version = self._round_version(peer, state.name)
-        if version is None:
+        if self._round_version(peer, state.name) is None:
             return state.read(request.newer_than)
+        version, tree = self.current(peer, state)
         if version > request.newer_than:
-            tree = state.at(version)
-            assert tree is not None
             return version, tree
         if request.timeout == 0:
             return NOT_YET
@@ -333,6 +368,10 @@ class VariableDesk(Desk):
     def _round_version(self, peer: Peer, name: str) -> int | None:
         going = self._pinned.get(peer)
         return None if going is None else going.version(name)
+
+
+def _nothing() -> None:
+    pass
 
 
 def holder_name(holder: object) -> str:

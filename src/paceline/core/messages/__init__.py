@@ -67,6 +67,7 @@ from paceline.core.messages.replies import (
     Value,
     Version,
 )
+from paceline.core.messages.rows import Gather, ScatterAdd
 from paceline.core.messages.variables import (
     Add,
     Assign,
@@ -128,6 +129,7 @@ __all__ = [
     "FeedReader",
     "FindQueue",
     "Free",
+    "Gather",
     "Granted",
     "Head",
     "Items",
@@ -157,6 +159,7 @@ __all__ = [
     "Reset",
     "Resources",
     "RunHead",
+    "ScatterAdd",
     "Stats",
     "Stop",
     "Stopping",
@@ -194,6 +197,8 @@ Requests: TypeAlias = (
     | Untag
     | Tags
     | Usage
+    | Gather
+    | ScatterAdd
     | DefineQueue
     | FindQueue
     | Enqueue
