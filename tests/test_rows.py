@@ -327,6 +327,8 @@ def test_who_reads_while_rows_are_added_in_place_gets_what_they_become() -> None
     small = line.post(m.Gather("v", None, ()), [places.part(8, 8)])
     one = [places.part(0, 8), rows.part(0, 8 * WIDTH)]
     written = line.post(m.ScatterAdd("v", None, (1,), head(1)), one, None)
+    # Nobody has been answered: what they wait for is to be done in this order.
+    assert len(gate.held) == 5
     assert variable.version == before
     gate.open()
     assert add.result()[0].version == before + 1 == tagged
