@@ -499,3 +499,27 @@ def test_rows_under_constant_additions_are_of_one_version() -> None:
             assert found.count > last - 1
             last = found.count
         table.read(newer_than=table.version, timeout=60)
+
+
+# A reset
+
+
+def test_rows_added_when_their_container_is_reset_never_existed() -> None:
+    server = LocalServer(waits=False)
+    session = Session(channel=server.connect())
+    line, many = session.connection, np.arange(LARGE // 2)
+    variable = session.variable("v", zeros(LARGE))
+    variable.scatter_add([0], ones(1))
+    gate = Gate(server)
+    places, rows = block_of(session, many), block_of(session, ones(many.size))
+    add = line.post(m.ScatterAdd("v", None, many.shape, head(many.size)), [places, rows])
+    session.reset()
+    anew = session.variable("v", zeros(LARGE))
+    gate.open()
+    with pytest.raises(paceline.WasReset):
+        add.result()
+    with pytest.raises(paceline.WasReset):
+        variable.gather([0])
+    assert not anew.read().tree.any()
+    assert session.resources()["rows"] == {}
+    server.close()

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import versions
+from paceline.core.names import quoted
 from paceline.core.rows import checked_indices
 from paceline.core.tree import Array
 from paceline.packing import copied, memory, pack
@@ -34,11 +35,11 @@ class Rows(Generic[T]):
         return f"<Rows of version {self.count}>"
 
 
-def gather(connection: Connection, name: str, indices: Any, leaf: str | None) -> Rows[Any]:
+def gather(connection: Connection, key: str, indices: Any, leaf: str | None) -> Rows[Any]:
     """The rows at `indices`; see `Variable.gather`."""
-    places = checked_indices(indices, f"gather '{name}'")
+    places = checked_indices(indices, f"gather {quoted(key)}")
     with connection.interrupts:
-        request = m.Gather(name, leaf, places.shape)
+        request = m.Gather(key, leaf, places.shape)
         found, buffers = connection.exchange(request, [_block(connection, places)])
         tree = copied(found.layout, found.values, memory(buffers))
         del buffers
@@ -48,7 +49,7 @@ def gather(connection: Connection, name: str, indices: Any, leaf: str | None) ->
 
 def scatter_add(
     connection: Connection,
-    name: str,
+    key: str,
     indices: Any,
     rows: Any,
     leaf: str | None,
@@ -57,12 +58,12 @@ def scatter_add(
     bounded: bool,
 ) -> int:
     """Add `rows` to those at `indices`; see `Variable.scatter_add`."""
-    what = f"scatter_add '{name}'"
+    what = f"scatter_add {quoted(key)}"
     places = checked_indices(indices, what)
     with connection.interrupts:
         head, block = pack(connection.arena, rows, what)
         # Without a bound it waits for nothing but additions in hand.
-        request = m.ScatterAdd(name, leaf, places.shape, head, limit if bounded else None)
+        request = m.ScatterAdd(key, leaf, places.shape, head, limit if bounded else None)
         buffers = [_block(connection, places), block]
         return connection.call(request, buffers, limit if bounded else 0.0).version
 

@@ -134,7 +134,7 @@ class Variable(Handle, Generic[T]):
                 leaf, or none with rows.
             OutOfMemory: there is no memory for so many rows.
         """
-        found = gather(self._connection, self.name, indices, leaf)
+        found = gather(self._connection, self.key, indices, leaf)
         self._note(found.version)
         return found
 
@@ -165,7 +165,7 @@ class Variable(Handle, Generic[T]):
         # It would be held only to be found again.
         self._newest = None
         return scatter_add(
-            self._connection, self.name, indices, rows, leaf, limit, bounded=self._bounded
+            self._connection, self.key, indices, rows, leaf, limit, bounded=self._bounded
         )
 
     def read(

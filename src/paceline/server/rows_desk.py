@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,6 +55,9 @@ class RowsDesk(Desk):
 
     def lost(self, peer: Peer) -> None:
         """Rows belong to nobody."""
+
+    def reset(self, gone: Callable[[str], bool]) -> None:
+        """Rows go with their variables."""
 
     def _gather(self, peer: Peer, request: m.Gather, frame: Frame) -> None:
         what = f"gather '{request.name}'"
@@ -120,9 +124,7 @@ class RowsDesk(Desk):
         def done(error: Exception | None) -> None:
             copied = int(total is not None)
             self._count(state, added=indices.size, copies=copied, in_place=1 - copied)
-            version = state.end_add(None if error else total)
-            self._variables.committed(state.name)
-            self._service.answer(peer, number, error or m.Version(version))
+            self._variables.added(peer, number, state, total, error)
 
         self._run(state, added.nbytes if total is None else current.nbytes, work, done)
 

@@ -291,17 +291,28 @@ class VariableDesk(Desk):
             total.values = add_values(current.layout, current.values, delta.layout, delta.values)
 
         def done(error: Exception | None) -> None:
-            if self.states.get(state.name) is not state:
-                # What was not committed never existed.
-                error = self._service.containers.state.was_reset(state.name)
-                self._service.answer(peer, number, error)
-                return
-            version = state.end_add(None if error else total)
-            self.committed(state.name)
-            self._service.answer(peer, number, error or m.Version(version))
+            self.added(peer, number, state, total, error)
 
         long = delta.memory is not None and delta.memory.nbytes > LONG_WORK
         (self._service.run_long if long else at_once)(work, done)
+
+    def added(
+        self,
+        peer: Peer,
+        number: int,
+        state: VariableState,
+        total: Stored | None,
+        error: Exception | None,
+    ) -> None:
+        """End an addition, in a new tree unless it is `None`, and answer."""
+        if self.states.get(state.name) is not state:
+            # What was not committed never existed.
+            error = self._service.containers.state.was_reset(state.name)
+            self._service.answer(peer, number, error)
+            return
+        version = state.end_add(None if error else total)
+        self.committed(state.name)
+        self._service.answer(peer, number, error or m.Version(version))
 
     def _read(self, peer: Peer, request: m.Read, frame: Frame) -> None:
         state = self.variable(request.name)
