@@ -1,6 +1,6 @@
 # make demo      train CartPole in an environment of its own (.venv)
 # make test      run the tests of the core and of torch
-# make test-all  run every test, those of the heavy frameworks (JAX) too
+# make test-all  run every test, those of the heavy frameworks (JAX, Keras, TensorFlow) too
 # make questions run the programs that answer the questions of docs/between-graph.md
 # make docs      build the documentation into build/docs; a broken link is an error
 # make bench     measure, each figure beside its limit; ARGS="call small --quick" chooses

@@ -187,7 +187,7 @@ def test_an_array_in_the_tree_leaves_no_telling_whether_it_changed() -> None:
 def test_adapters_are_found_by_name() -> None:
     assert adapter("numpy") is ADAPTER
     assert adapter_for(np.zeros(3)) is ADAPTER
-    known = r"\['jax', 'numpy', 'torch'\]"
+    known = r"\['jax', 'keras', 'numpy', 'tensorflow', 'torch'\]"
     with pytest.raises(UnknownName, match=rf"^no adapter 'torhc'; there are {known}"):
         adapter("torhc")
 

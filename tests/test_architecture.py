@@ -48,7 +48,7 @@ OWN_PLACES: dict[str, tuple[str, ...]] = {
     "jax": ("adapters/jax.py",),
     "ml_dtypes": ("core/bfloat16.py",),
     "keras": ("adapters/keras.py",),
-    "tensorflow": ("adapters/keras.py",),
+    "tensorflow": ("adapters/tensorflow.py",),
     "ray": ("engines/ray.py",),
     "gymnasium": ("demo/",),
     "matplotlib": ("demo/",),

@@ -26,7 +26,9 @@ Plan: TypeAlias = list[Callable[[], None]]
 # The name of a framework is the root of its types' modules.
 _MODULES = {
     "jax": "paceline.adapters.jax",
+    "keras": "paceline.adapters.keras",
     "numpy": "paceline.adapters.base",
+    "tensorflow": "paceline.adapters.tensorflow",
     "torch": "paceline.adapters.pytorch",
 }
 
@@ -51,6 +53,13 @@ class Adapter(ABC):
         Raises:
             SchemaError: a leaf has no NumPy form; the message has its path and what is allowed.
         """
+
+    def outline(self, value: Any, path: str) -> Tree:
+        """As `to_tree`, but only the dtypes and shapes count: the arrays may have other contents.
+
+        Raises as `to_tree`, but not because there are no contents yet.
+        """
+        return self.to_tree(value, path)
 
     @abstractmethod
     def plan(self, target: Any, tree: Tree, path: str) -> Plan:
@@ -120,7 +129,7 @@ ADAPTER = NumpyAdapter()
 
 
 def adapter(name: str) -> Adapter:
-    """The adapter of a framework: `"jax"`, `"numpy"` or `"torch"`.
+    """The adapter of a framework: of `"jax"`, `"keras"`, `"numpy"`, `"tensorflow"` or `"torch"`.
 
     Raises:
         UnknownName: there is none of that name.
@@ -139,9 +148,13 @@ def adapter(name: str) -> Adapter:
 
 
 def adapter_for(value: Any) -> Adapter | None:
-    """The adapter that owns `value`, or `None`; imports no framework that is not loaded yet."""
+    """The adapter that owns `value`, or `None`; imports no framework that is not loaded yet.
+
+    A type with `__paceline_adapter__` brings its own.
+    """
     kind: type = type(value)
-    found = _adapter_of(kind)
+    own: Adapter | None = getattr(kind, "__paceline_adapter__", None)
+    found = own or _adapter_of(kind)
     if found is None and sys.modules.get("jax") is not None:
         # Any class can be registered with JAX, at any time; arrays are of jaxlib.
         found = adapter("jax")
@@ -156,6 +169,12 @@ def convert(leaf: Any, path: str) -> Tree:
     """
     found = adapter_for(leaf)
     return leaf if found is None else found.to_tree(leaf, path)
+
+
+def outline(leaf: Any, path: str) -> Tree:
+    """As `convert`, but only the dtypes and shapes of what it returns count."""
+    found = adapter_for(leaf)
+    return leaf if found is None else found.outline(leaf, path)
 
 
 def read_into(target: Any, tree: Tree, what: str = "read_into") -> None:
