@@ -45,6 +45,7 @@ SHOWN = {
         r"ps:0 \(process \d+\) gives weights \[3\. 4\.\]",
         *(rf"worker:{n} \(process \d+\) finds weights \[3\. 4\.\], init" for n in range(3)),
         r"shares: another session on the server, in the same process",
+        r"does not: a session in another container of that server",
         r"does not: a private session, though in the server's own process",
         r"does not: a session on another server in the same process",
         r"shares: a session on the server's address, whatever its task",
@@ -79,7 +80,7 @@ def test_initialised_in_the_server_means_in_its_process() -> None:
     said = run("between_graph", "q3")
     process = re.search(r"ps:0 \(process (\d+)\)", said)
     assert process
-    found = re.findall(r"worker:\d \(process (\d+)\).* by process (\d+)", said)
+    found = re.findall(r"worker:\d \(process (\d+)\).* by ps:0, process (\d+)", said)
     assert {by for _, by in found} == {process[1]}
     assert len({own for own, _ in found} - {process[1]}) == 3
 

@@ -18,7 +18,7 @@ ANOTHER = {"ps": ["127.0.0.1:0"]}
 def ps(_):
     with paceline.Server(paceline.ClusterSpec.from_environment()) as server:
         # A session like any other, on the server of its own process.
-        with paceline.Session(server.target) as session:
+        with paceline.Session(server.target, job="ps", index=0) as session:
             weights = session.variable("weights", np.array([3.0, 4.0]))
             session.variable("made by", {"process": os.getpid()})
             print(f"  ps:0 (process {os.getpid()}) gives weights {weights.read().tree}", flush=True)
@@ -30,6 +30,8 @@ def sharing(server, session):
     """Sessions in the process of the server: being near it is not what counts."""
     with paceline.Session(server.target) as other:
         shows(has(other), "shares: another session on the server, in the same process")
+    with paceline.Session(server.target, container="trial") as apart:
+        shows(not has(apart), "does not: a session in another container of that server")
     with paceline.Session() as private:
         shows(not has(private), "does not: a private session, though in the server's own process")
     with paceline.Server(ANOTHER, job_name="ps", secret=b"of another cluster") as neighbour:
@@ -44,11 +46,12 @@ def worker(index):
         session.wait_until_initialized(["weights"])
         weights, maker = session.variable("weights").read(), session.variable("made by").read()
         process = maker.tree["process"]
+        (by,) = [made["by"] for made in session.resources()["shared"] if made["name"] == "weights"]
         session.counter("shown").wait_for(1 + index)
         shows(
-            weights.count == 1 and process != os.getpid(),
+            weights.count == 1 and by == "ps:0" and process != os.getpid(),
             f"{session.task} (process {os.getpid()}) finds weights {weights.tree}, initialised by"
-            f" process {process}",
+            f" {by}, process {process}",
         )
         if index == 0:
             with paceline.Session(spec.target("ps", 0)) as other:
