@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,16 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import Call, until
+from calls import DEADLINE_SECONDS, Call, until
 from click.testing import CliRunner
 from clusters import every_engine, following, quiet
-from hands import cluster, served, toml
+from hands import cluster, served, start, toml
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import paceline
-from paceline import SchemaError, Session, WasReset, WorkerFailed
+from paceline import Disconnected, SchemaError, Session, WasReset, WorkerFailed
 from paceline.cli import main
 from paceline.core import messages as m
+from paceline.core.accumulator_state import AccumulatorState
+from paceline.core.barrier_state import BarrierState
+from paceline.core.counter_state import CounterState
+from paceline.core.queue_state import QueueState
+from paceline.core.reader_state import ReaderState
 from paceline.core.tree import flatten
+from paceline.core.variable_state import VariableState
 from paceline.packing import pack
 from paceline.server.loop import LocalServer
 from paceline.server.variable_desk import WORDS
@@ -412,6 +422,101 @@ def test_an_addition_in_hand_at_a_reset_is_not_made() -> None:
     server.close()
 
 
+def test_what_is_reset_takes_no_memory() -> None:
+    kinds = (VariableState, QueueState, CounterState, BarrierState, ReaderState, AccumulatorState)
+    with Session(container="x") as session:
+        for _ in range(3):
+            variable = session.variable("w", np.zeros(1000))
+            variable.tag("t")
+            queue = session.queue("w", 2)
+            queue.enqueue(np.zeros(1000))
+            session.reader("w", [1, 2], lease=1000.0).next()
+            session.accumulator("w", variable="w").apply(np.zeros(1000), variable.version)
+            session.counter("w"), session.barrier("w", 2)
+            session.reset("x")
+        gc.collect()
+        assert [type(each).__name__ for each in gc.get_objects() if type(each) in kinds] == []
+
+
+class Resets(RuleBasedStateMachine):
+    """Sessions in several containers make, use and reset; a model has the numbers.
+
+    Each thing holds a number: a counter's value, a variable's tree, how many items a queue has.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        self.server = LocalServer(waits=False)
+        channels = [self.server.connect() for _ in range(3)]
+        self.sessions = [
+            Session(job="s", channel=channel, container=container)
+            for channel, container in zip(channels, ["", "x", "x"], strict=True)
+        ]
+        self.model: dict[tuple[str, str], int] = {}
+        self.live: dict[tuple[str, str], list[Any]] = {}
+        self.dead: list[tuple[Any, str]] = []
+        self.newest: dict[str, int] = {}
+
+    @rule(who=st.integers(0, 2), kind=st.sampled_from(["variable", "queue", "counter"]))
+    def make(self, who: int, kind: str) -> None:
+        session = self.sessions[who]
+        ways: dict[str, Callable[[], Any]] = {
+            "variable": lambda: session.variable("w", 0),
+            "queue": lambda: session.queue("w", 1000),
+            "counter": lambda: session.counter("w"),
+        }
+        handle = ways[kind]()
+        self.model.setdefault((handle.container, kind), 0)
+        self.live.setdefault((handle.container, kind), []).append(handle)
+
+    @rule(data=st.data())
+    def use(self, data: st.DataObject) -> None:
+        if not self.live:
+            return
+        place = data.draw(st.sampled_from(sorted(self.live)))
+        handle = data.draw(st.sampled_from(self.live[place]))
+        if handle.kind == "variable":
+            version = handle.assign_add(1)
+            assert version > self.newest.get(handle.container, 0)
+            self.newest[handle.container] = version
+        elif handle.kind == "queue":
+            handle.enqueue(0)
+        else:
+            handle.add()
+        self.model[place] += 1
+
+    @rule(who=st.integers(0, 2), containers=st.sampled_from([None, "", "x", ["", "x"], [], "z"]))
+    def reset(self, who: int, containers: Any) -> None:
+        self.sessions[who].reset(containers)
+        named = [containers] if isinstance(containers, str) else containers
+        for place in [each for each in self.live if named is None or each[0] in named]:
+            self.dead += [(handle, f"s:{who}") for handle in self.live.pop(place)]
+            del self.model[place]
+
+    @invariant()
+    def what_lives_has_its_number_and_what_is_gone_is_gone(self) -> None:
+        for place, handles in self.live.items():
+            for handle in handles:
+                assert self.number(handle) == self.model[place]
+        for handle, _ in self.dead[-8:]:
+            with pytest.raises(WasReset, match=r" was reset by s:\d$"):
+                self.number(handle)
+        shared = self.sessions[0].resources()["shared"]
+        assert {(each["container"], each["kind"]) for each in shared} == self.live.keys()
+
+    def number(self, handle: Any) -> int:
+        if handle.kind == "variable":
+            return int(handle.read().tree)
+        return int(handle.size if handle.kind == "queue" else handle.value)
+
+    def teardown(self) -> None:
+        self.server.close()
+
+
+TestResets = Resets.TestCase
+TestResets.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
 # Collections, and handles in functions
 
 
@@ -581,6 +686,28 @@ def test_a_process_without_a_session_resets(spec: paceline.ClusterSpec, by_targe
             old.enqueue(1)
         with pytest.raises(SchemaError, match=r"^the name of a container is a str, not 3$"):
             paceline.reset(spec, [3])  # type: ignore[list-item]
+
+
+def test_a_reset_says_which_server_is_gone_and_who_finds_names_anew_is_safe(tmp_path: Path) -> None:
+    spec = cluster(tmp_path, "tcp", ps=2, worker=1)
+    words = ("-m", "paceline", "serve", "--cluster", str(toml(spec, tmp_path / "cluster.toml")))
+    servers = [start(*words, "--job", "ps", "--task", str(n), folder=tmp_path) for n in range(2)]
+    try:
+        until(lambda: (tmp_path / ".paceline" / "secret").exists())
+        secret = tmp_path / ".paceline" / "secret"
+        with Session(spec, job="worker", index=0, container="x", secret_file=secret) as session:
+            old = session.counter("here", 1)
+            servers[1].kill()
+            servers[1].wait(DEADLINE_SECONDS)
+            with pytest.raises(Disconnected, match=rf"^{spec.target('ps', 1)}: "):
+                session.reset("x")
+            with pytest.raises(WasReset, match=r"^container 'x' was reset by worker:0$"):
+                old.add()
+            assert session.counter("here", 2).value == 2
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
 
 
 def test_many_reset_and_make_at_once_and_nobody_sees_two_of_a_name(
