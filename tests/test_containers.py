@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import DEADLINE_SECONDS, Call, until
+from calls import DEADLINE_SECONDS, Call, until, waits
 from click.testing import CliRunner
 from clusters import every_engine, following, quiet
 from hands import cluster, served, start, toml
@@ -556,6 +556,52 @@ def test_a_reset_in_lockstep_ends_the_round(engine: str) -> None:
         assert [one["held_by"] for one in elsewhere.memory()["versions"]] == [["current"]]
 
 
+def test_a_reset_in_the_midst_of_a_round_of_lockstep() -> None:
+    """Of the collection's container, and of one that only a variable is in that it holds."""
+    server = LocalServer(waits=False)
+    chief, worker = (Session(job="w", channel=server.connect()) for _ in range(2))
+    policy = chief.variable("policy", 0)
+    with chief.container("x"):
+        chief.variable("settings", 0)
+    chief.connection.call(m.OpenCollection("c", policy.key, 1, 0, 1, 1 << 20, ["w:1"]))
+    worker.connection.call(m.Offer("c", [], 0, 0, 0.0))
+    asked = chief.connection.post(m.Next("c", False, None), timeout=None)
+    granted = worker.connection.call(m.Offer("c", [], 1, 0, 0.0)).items
+    before = policy.version
+    policy.assign(1)
+    chief.reset("x")
+    assert (granted, worker.connection.call(m.Await("policy", 0.0)).version) == (1, before)
+    made = m.RunHead(flatten(1).layout, 1, [[7]], before)
+    worker.connection.call(m.Offer("c", [made], 0, 0, 0.0))
+    delivered = asked.result()[0]
+    assert delivered.runs[0].columns == [[7]]
+    chief.connection.tell(m.Delivered("c", delivered.delivery))
+    assert worker.connection.call(m.Await("policy", 0.0)).version == before + 1
+    asked = chief.connection.post(m.Next("c", False, None), timeout=None)
+    chief.reset("")
+    with pytest.raises(WasReset, match=r"^the default container was reset by w:0$"):
+        asked.result()
+    new = chief.variable("policy", 5)
+    assert worker.variable("policy").read().tree == 5
+    assert [one["held_by"] for one in new.memory()["versions"]] == [["current"]]
+    server.close()
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_workers_that_wait_for_something_else_are_freed_with_their_collection(engine: str) -> None:
+    with quiet(2, engine) as cluster:
+        policy, gate = cluster.variable("policy", 0), cluster.queue("gate", 1)
+        with cluster.container("x"):
+            batches = cluster.collect(_waiting, policy, gate, batch_size=2, version_of=None)
+        batches.next()
+        until(lambda: waits(cluster.session, "items") == 2)
+        cluster.reset("x")
+        with pytest.raises(WasReset, match=r"^container 'x' was reset by chief:0$"):
+            batches.next()
+        batches.close()
+        assert cluster.map(lambda n: n + 1, [1, 2, 3]) == [2, 3, 4]
+
+
 def _waiting(policy: Any, gate: Any) -> Iterator[Any]:
     yield policy.version
     yield gate.dequeue(timeout=None)
@@ -628,6 +674,8 @@ def test_a_reset_reaches_all_servers_and_names_find_a_new_home(
         one.reset(containers)
         with pytest.raises(WasReset, match=r"^container 'x' was reset by worker:0$"):
             waiting.outcome()
+        homes = one.resources()["homes"]
+        assert homes == ({"variable w in container 'y'": "ps:1"} if containers else {})
         # The other session had found them at ps:1 before.
         new = {kind: made(two, kind, mark=3) for kind in KINDS}
         assert {
@@ -674,6 +722,15 @@ def test_a_server_that_a_reset_has_not_reached_carries_it_out_when_it_is_asked(
 def waits_at(line: Any) -> int:
     """How many requests wait on that server."""
     return sum(len(each["waits"]) for each in line.call(m.Stats()).content["members"].values())
+
+
+def test_a_session_forgets_the_homes_of_what_is_gone(spec: paceline.ClusterSpec) -> None:
+    with Session(spec, job="worker", index=0, container="x") as session:
+        for number in range(5):
+            session.counter("a", number), session.counter("b", number)
+            session.reset("x")
+        session.counter("a", 7)
+        assert len(session._lines._homes) == 1
 
 
 @pytest.mark.parametrize("by_target", [True, False])
