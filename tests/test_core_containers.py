@@ -101,6 +101,19 @@ def test_who_reset_a_container_is_said_once_it_is_known(container: str, which: s
     assert state.generation(container) == 4
 
 
+def test_a_first_server_that_was_started_again_counts_above_what_the_others_know() -> None:
+    first, other = ContainerState(1000), ContainerState(1000)
+    for _ in range(5):
+        other.reset(["x"], "chief:0", first.reset(["x"], "chief:0"))
+    known = other.generation("x")
+    again = ContainerState(1001)
+    assert again.generation("x") == 0
+    number = again.reset(["x"], "chief:0")
+    assert number > known
+    other.reset(["x"], "chief:0", number)
+    assert not other.ahead(names.key("w", "x", again.generation("x")))
+
+
 class Resets(RuleBasedStateMachine):
     """The first server numbers resets; another hears of them in any order, and from keys."""
 

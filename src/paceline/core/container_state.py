@@ -1,6 +1,7 @@
 """Containers: how often each was reset and by whom, and what there is, by whom made.
 
-All resets of a cluster are counted together, by its first server. A container's generation is the
+All resets of a cluster are counted together, by its first server: up from its epoch, so that one
+that was started again counts on above all that it has forgotten. A container's generation is the
 number of its last reset; a key with an older one is of something that is gone. A key with a newer
 one comes from somebody who has heard of a reset that this server has not carried out yet.
 """
@@ -12,6 +13,9 @@ from typing import NamedTuple
 
 from paceline.core.errors import SchemaError, WasReset
 from paceline.core.names import BETWEEN, checked_container, parts
+
+EPOCH_BITS = 20
+"""Of a reset's number, what counts the resets in one epoch."""
 
 CONTAINERS = 4096
 """How many may have been reset by name since all of them were."""
@@ -39,8 +43,8 @@ class ContainerState:
         made: what there is, by kind and key.
     """
 
-    def __init__(self) -> None:
-        self.latest = 0
+    def __init__(self, epoch: int = 0) -> None:
+        self.latest = epoch << EPOCH_BITS
         self.made: dict[tuple[str, str], Made] = {}
         self._all = Reset()
         self._of: dict[str, Reset] = {}
@@ -83,7 +87,7 @@ class ContainerState:
             WasReset: what it was a key of is gone.
             SchemaError: it is no key.
         """
-        if not self.latest and BETWEEN not in key:
+        if BETWEEN not in key and not (self._of or self._all.number):
             return False
         _, container, generation = parts(key)
         if generation < self.generation(container):

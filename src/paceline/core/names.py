@@ -1,6 +1,6 @@
 """Names that users give to what they share, and the keys that names have on the wire.
 
-A key is the name, its container, and the container's generation: how often it had been reset. In
+A key is the name, its container, and the container's generation: the number of its last reset. In
 the default container, before its first reset, the key is the name. Here they are joined, taken
 apart, and put into words.
 """

@@ -23,8 +23,8 @@ class Containers:
         asked: the key that the request in hand is about.
     """
 
-    def __init__(self, parking: Parking, clock: Clock) -> None:
-        self.state = ContainerState()
+    def __init__(self, parking: Parking, clock: Clock, epoch: int) -> None:
+        self.state = ContainerState(epoch)
         self.on_reset: list[Callable[[Gone], None]] = []
         self.asked: str | None = None
         self._parking = parking

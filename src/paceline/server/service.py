@@ -93,7 +93,7 @@ class Service:
         self._peers: dict[Peer, None] = {}
         self._clock = clock or SystemClock()
         self.parking = Parking(self._clock)
-        self.containers = Containers(self.parking, self._clock)
+        self.containers = Containers(self.parking, self._clock, epoch)
         self.run_long = run_long or at_once
         self.lines = Lines(epoch, linger)
         self._moved = moved
