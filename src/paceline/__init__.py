@@ -35,6 +35,7 @@ from paceline.hosted import Server
 from paceline.placement import replica_device_setter
 from paceline.queues import Queue
 from paceline.readers import Piece, Reader
+from paceline.replicas import Replica, ShardedReplica
 from paceline.rows import Rows
 from paceline.session import Session, reset
 from paceline.spec import ClusterSpec
@@ -60,10 +61,12 @@ __all__ = [
     "Queue",
     "Reader",
     "Refused",
+    "Replica",
     "Rows",
     "SchemaError",
     "Server",
     "Session",
+    "ShardedReplica",
     "Snapshot",
     "Stats",
     "TaskFailed",

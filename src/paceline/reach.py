@@ -99,6 +99,15 @@ class Lines:
     def device(self, task: str | Setter | None) -> None:
         self._device.task = task
 
+    @contextmanager
+    def proposing(self, task: str | Setter | None) -> Iterator[None]:
+        """Let that be what this thread proposes within the block."""
+        before, self.device = self.device, task
+        try:
+            yield
+        finally:
+            self.device = before
+
     def server(self, task: str) -> str:
         """The task, as people write it.
 

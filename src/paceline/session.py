@@ -25,13 +25,14 @@ from paceline.core.names import checked_container, key, label, parts, quoted
 from paceline.core.spec import Spec
 from paceline.placement import Setter
 from paceline.reach import Joining, Lines, reached, reached_all
+from paceline.replicas import Replicas
 from paceline.resources import Resources
 from paceline.server.loop import LocalServer
 from paceline.spec import ClusterSpec
 from paceline.transports.base import Channel, transport
 
 
-class Session(Resources, Closing):
+class Session(Resources, Replicas, Closing):
     """A session on a cluster's servers; without a target it is private and shares nothing.
 
     Any number of threads may use one session; a call that waits never holds up another thread's.
@@ -143,11 +144,8 @@ class Session(Resources, Closing):
         chosen = task
         if task is not None and not callable(task):
             chosen = self._lines.server(task)
-        before, self._lines.device = self._lines.device, chosen
-        try:
+        with self._lines.proposing(chosen):
             yield
-        finally:
-            self._lines.device = before
 
     @contextmanager
     def container(self, name: str) -> Iterator[None]:

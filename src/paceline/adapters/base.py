@@ -226,6 +226,33 @@ def fingerprint(target: Any) -> object | None:
     return tuple(marks)
 
 
+def in_place(target: Any, path: str = "$") -> bool:
+    """Whether `read_into` can fill all of it; what it cannot is made anew by `rebuild`.
+
+    Raises:
+        SchemaError: it has models to fill beside leaves that can only be replaced.
+    """
+    kinds = dict(_changing(target, path))
+    new = [place for place, kind in kinds.items() if kind == "new"]
+    models = [place for place, kind in kinds.items() if kind == "model"]
+    if new and models:
+        raise SchemaError(
+            f"{models[0]} is changed in place, and {new[0]} can only be replaced: they cannot be in"
+            " one tree"
+        )
+    return not new
+
+
+def leaves(target: Any) -> Iterator[Any]:
+    """Models, arrays and plain values, without the containers around them."""
+    parts = None if adapter_for(target) is not None else _parts(target)
+    if parts is None:
+        yield target
+        return
+    for part in parts.values():
+        yield from leaves(part)
+
+
 def plan(target: Any, tree: Tree, path: str) -> Plan:
     """The copies that bring `tree` into a target of any kind, as `Adapter.plan`."""
     owner = adapter_for(target)
@@ -297,6 +324,19 @@ def _adapter_of(kind: type) -> Adapter | None:
 def _restorer(like: Any) -> likes.Restore | None:
     owner = adapter_for(like)
     return None if owner is None else owner.restore
+
+
+def _changing(target: Any, path: str) -> Iterator[tuple[str, str]]:
+    """The parts of a target by their paths: arrays and models to fill, and what is made anew."""
+    owner = adapter_for(target)
+    parts = None if owner is not None else _parts(target)
+    if parts is not None:
+        for key, part in parts.items():
+            yield from _changing(part, child(path, key))
+    elif owner is None or not owner.in_place:
+        yield path, "new"
+    else:
+        yield path, "array" if owner is ADAPTER else "model"
 
 
 def _parts(target: Any) -> Mapping[Any, Any] | None:

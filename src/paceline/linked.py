@@ -1,0 +1,158 @@
+"""Models as leaves by names that are the same in every framework, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from paceline.adapters import base as adapters
+from paceline.core.errors import SchemaError
+from paceline.core.leaf_names import leaf_names
+from paceline.core.tree import Array, Flat, build, decoded, flatten
+from paceline.packing import said_of, taken
+
+T = TypeVar("T")
+
+Names: TypeAlias = Callable[[str], str | None] | Mapping[str, str | None]
+"""From a model's own name of a leaf to the shared one; to `None` for what is not shared."""
+
+Leaves: TypeAlias = dict[str, Any]
+"""Arrays and plain values by the shared names of their leaves."""
+
+
+class Linked(Generic[T]):
+    """A model as leaves by shared names, and back."""
+
+    def __init__(self, model: T, names: Names | None, what: str) -> None:
+        self.value = model
+        with said_of(what):
+            self._in_place = adapters.in_place(model)
+            outline = flatten(model, adapters.outline)
+            self._layout = outline.layout
+            own = leaf_names(outline.layout)
+            self._shared = dict(zip(own, _renamed(own, names), strict=True))
+            self.outline = {name: _empty(leaf) for name, leaf in self._chosen(outline).items()}
+            """Its leaves by their shared names; only their dtypes and shapes count."""
+        own_leaves = adapters.leaves(model)
+        self._copied = any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in own_leaves)
+
+    def mark(self) -> object | None:
+        """Equal as long as the model is not changed; `None` where there is no telling."""
+        marks = []
+        for leaf in adapters.leaves(self.value):
+            owner = adapters.adapter_for(leaf)
+            replaced = owner is None or not owner.in_place
+            mark = _Same(leaf) if replaced else adapters.fingerprint(leaf)
+            if mark is None:
+                return None
+            marks.append(mark)
+        return marks
+
+    def leaves(self, tree: Any, what: str, *, adding: bool = False) -> Leaves:
+        """The leaves of a tree, by default of the model; for an addition 0 where there are none.
+
+        Raises:
+            SchemaError: it has leaves that the model has not.
+        """
+        flat = taken(self.value if tree is None else tree, what)
+        with said_of(what):
+            found = self._chosen(flat)
+            odd = [name for name in found if name not in self.outline]
+            if odd:
+                raise SchemaError(f"'{odd[0]}' is no leaf of it; there are {[*self.outline]}")
+        if not adding:
+            return found
+        return {name: found.get(name, _zero(leaf)) for name, leaf in self.outline.items()}
+
+    def put(self, found: Leaves, what: str) -> None:
+        """Bring leaves into the model: all of them, or none."""
+        values: list[Any] = []
+        arrays: list[Array] = []
+        plan = decoded(self._layout)
+        # What does not come stays.
+        own: Iterator[Any] = iter(()) if self._covers(found) else _contents(taken(self.value, what))
+        for name, leaf in zip(self._shared.values(), plan.leaves, strict=True):
+            mine = next(own, None)
+            content: Any = found[name] if name is not None and name in found else mine
+            if self._copied and not self._in_place:
+                # NumPy's arrays beside what can only be replaced are the model's own.
+                content = np.copy(content) if isinstance(content, np.ndarray) else content
+            (values if leaf.shape is None else arrays).append(content)
+        tree = build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
+        if self._in_place:
+            adapters.read_into(self.value, tree, what)
+        else:
+            self.value = adapters.rebuild(tree, self.value, what)
+
+    def _covers(self, found: Leaves) -> bool:
+        leaves = decoded(self._layout).leaves
+        return all(
+            name in found if name is not None else leaf.kind == "none"
+            for name, leaf in zip(self._shared.values(), leaves, strict=True)
+        )
+
+    def _chosen(self, flat: Flat) -> Leaves:
+        """The shared leaves in the order of their names, which is one for all models."""
+        found = {}
+        for name, leaf in zip(leaf_names(flat.layout), _contents(flat), strict=True):
+            shared = self._shared.get(name, name)
+            if shared is not None and leaf is not None:
+                found[shared] = leaf
+        return dict(sorted(found.items()))
+
+
+class _Same:
+    """Equal for the same object only."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _renamed(own: tuple[str, ...], names: Names | None) -> list[str | None]:
+    """The shared names of leaves."""
+    if names is None:
+        return [*own]
+    found: list[Any]
+    if callable(names):
+        found = [names(name) for name in own]
+    else:
+        unknown = [name for name in names if name not in own]
+        if unknown:
+            raise SchemaError(f"names: the model has no leaf {unknown[0]!r}; it has {[*own]}")
+        found = [names.get(name, name) for name in own]
+    counts = Counter(found)
+    for name, shared in zip(own, found, strict=True):
+        if shared is not None and not (isinstance(shared, str) and shared):
+            raise SchemaError(f"names: '{name}' becomes {shared!r}; a name is a text, or None")
+        if shared is not None and counts[shared] > 1:
+            raise SchemaError(f"names: two leaves become '{shared}'")
+    return found
+
+
+def _contents(flat: Flat) -> Iterator[Any]:
+    """The leaves of a tree that was taken apart, in order."""
+    values, arrays = iter(flat.values), iter(flat.arrays)
+    for leaf in decoded(flat.layout).leaves:
+        yield next(values) if leaf.shape is None else next(arrays)
+
+
+def _empty(leaf: Any) -> Any:
+    """A leaf of the same dtype and shape that takes no memory."""
+    if isinstance(leaf, np.ndarray):
+        return np.broadcast_to(np.empty((), leaf.dtype), leaf.shape)
+    return leaf
+
+
+def _zero(leaf: Any) -> Any:
+    """What an addition leaves as it is."""
+    if isinstance(leaf, np.ndarray):
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    return type(leaf)() if isinstance(leaf, (int, float)) else leaf
