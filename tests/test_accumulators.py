@@ -26,7 +26,7 @@ from paceline import (
     WorkerLeft,
     WouldBlock,
 )
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
 

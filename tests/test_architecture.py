@@ -23,7 +23,7 @@ FLOORS: dict[str, int] = {
     for floor, rooms in {
         -1: "_version",
         0: "core",
-        1: "transports engines adapters checkpoint metrics functions blas spec secret",
+        1: "transports engines adapters checkpoint metrics functions calling blas spec secret",
         2: "server connection packing placement",
         3: "linked batches reach handles rows",
         4: "variables queues accumulators counters readers barriers operations",
@@ -79,6 +79,7 @@ PUBLIC_NAMES = [
     "Disconnected",
     "FunctionError",
     "Mean",
+    "OperationFailed",
     "OutOfMemory",
     "PacelineError",
     "Piece",

@@ -31,7 +31,7 @@ from paceline.core.reader_state import ReaderState
 from paceline.core.tree import flatten
 from paceline.core.variable_state import VariableState
 from paceline.packing import pack
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.server.variable_desk import WORDS
 from paceline.testing import Serving
 

@@ -15,7 +15,7 @@ from wires import wired
 
 from paceline import Closed, SchemaError, Session, TimedOut, UnknownName, WouldBlock
 from paceline.core import messages as m
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
 

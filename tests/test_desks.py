@@ -6,7 +6,7 @@ from paceline.core import messages as m
 from paceline.core.round import Round
 from paceline.core.tree import flatten
 from paceline.server.collection_desk import REMEMBERED
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.session import Session
 
 

@@ -23,7 +23,7 @@ import paceline
 from paceline.core import messages as m
 from paceline.core.errors import OutOfMemory, SchemaError, TimedOut, WouldBlock
 from paceline.core.versions import count_of
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.session import Session
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier

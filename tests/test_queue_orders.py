@@ -14,7 +14,7 @@ from calls import DEADLINE_SECONDS, Call, until
 from test_queues import conserved
 
 from paceline import Closed, SchemaError, Session, TimedOut, WouldBlock
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.testing import Serving, serving
 
 # Orders

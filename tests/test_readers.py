@@ -21,7 +21,7 @@ from wires import wired
 from paceline import Closed, ProtocolError, Reader, SchemaError, Session, TimedOut, WouldBlock
 from paceline.core import messages as m
 from paceline.core.tree import flatten
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
 

@@ -18,7 +18,7 @@ import paceline
 from paceline.core import messages as m
 from paceline.core.errors import OutOfMemory, ProtocolError, SchemaError, TimedOut, WouldBlock
 from paceline.core.tree import flatten
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.server.service import Finish, Work
 from paceline.session import Session
 from paceline.testing import Serving, serving

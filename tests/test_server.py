@@ -24,7 +24,7 @@ from paceline import (
     UnknownName,
 )
 from paceline import secret as secrets
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 
 SECRET = b"a secret of sixteen bytes"
 

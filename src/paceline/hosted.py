@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline import secret as secrets
 from paceline.core.clock import checked_timeout
@@ -15,12 +15,16 @@ from paceline.core.closing import Closing
 from paceline.core.cluster_state import ClusterState, Phase
 from paceline.core.errors import Closed, Refused, SchemaError, TimedOut
 from paceline.core.spec import Spec, Task
+from paceline.operations import Offer
 from paceline.server import loop
 from paceline.server.cluster_desk import ClusterDesk
+from paceline.session import Session
 from paceline.spec import ClusterSpec
 from paceline.transports.base import Address, transport
 
 _log = logging.getLogger("paceline")
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 GRACE = 2.0
 """Seconds that a stopped cluster's processes have to say goodbye."""
@@ -87,6 +91,8 @@ class Server(Closing):
         self._server.service.cluster = self._state
         desk: ClusterDesk = self._server.service.desk(ClusterDesk)
         desk.on_change = self._hear
+        self._tasks, self._secret = [str(task) for task in tasks], known
+        self._offer = Offer(self._server, str(self.task), self._open)
         self._thread = threading.Thread(target=self._run, name="paceline-server", daemon=True)
         self._thread.start()
 
@@ -123,6 +129,40 @@ class Server(Closing):
         if self._error is not None:
             raise self._error
 
+    def operation(
+        self,
+        name: str,
+        *,
+        threads: int | None = None,
+        batch: int | None = None,
+        wait: float | None = None,
+    ) -> Callable[[F], F]:
+        """Register a function of this process, as a decorator: `session.run(name, tree)` calls it.
+
+        It is given the tree, whose arrays are its own and may be written, if it has a parameter for
+        it; and, if it has a parameter of that name, the keyword `session`: a session of this
+        process on the cluster, the same for all. It returns a tree, or what an adapter makes one
+        of, such as torch's modules and tensors. It may be registered at any time.
+
+        All operations of a server run on one thread, one at a time and in the order of arrival,
+        unless they have threads of their own. Nothing else of the server waits for them. So an
+        operation may use the server's variables and queues, but none that needs its own thread.
+
+        Args:
+            threads: how many threads this operation has for itself.
+            batch: as many calls, of any sessions and of one structure, are made in one: arrays and
+                numbers have a new leading axis, other plain values are lists. Each array that is
+                returned has a row for each call; plain values are given to all. An error is every
+                caller's.
+            wait: the seconds, 0.002 unless told, that a batch which is not full waits for more. It
+                goes at once when all living sessions that have called wait for an answer.
+
+        Raises:
+            SchemaError: there is an operation of that name, or an option is out of bounds.
+            Closed: the server has ended.
+        """
+        return self._offer.operation(name, threads=threads, batch=batch, wait=wait)
+
     def told(self) -> str:
         """How far the cluster is, who is there, and who is missing, in one line."""
         here = ", ".join(map(str, self._state.present())) or "nobody"
@@ -136,6 +176,9 @@ class Server(Closing):
                 return
             self._closed = True
             self._changed.notify_all()
+        if self._offer.opened is not None:
+            # What operations wait for in it ends.
+            self._offer.opened.close()
         if self._thread.is_alive():
             self._server.stop()
             self._thread.join()
@@ -151,6 +194,15 @@ class Server(Closing):
         finally:
             with self._changed:
                 self._changed.notify_all()
+
+    def _open(self) -> Session:
+        """The session that operations use, a guest of the cluster."""
+        cluster = self.cluster if len(self._tasks) > 1 else self.target
+        job, index = f"{self.task.job}.operations", self.task.number
+        return Session(
+            cluster, secret=self._secret, job=job, index=index,
+            servers=self._tasks if len(self._tasks) > 1 else None,
+        )  # fmt: skip
 
     def _hear(self, said: str) -> None:
         """On the server's thread."""

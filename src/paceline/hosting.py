@@ -14,7 +14,7 @@ from paceline import ps
 from paceline.core.errors import UnknownName
 from paceline.core.numbers import counted
 from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine, show
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.session import Session
 from paceline.transports.base import transport
 from paceline.worker.line import Setup

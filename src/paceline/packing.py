@@ -15,7 +15,7 @@ from paceline.core import tree as trees
 from paceline.core.errors import SchemaError
 from paceline.core.padding import stack_padded
 from paceline.core.runs import FlatRun, runs
-from paceline.core.stacking import Stretch, stack
+from paceline.core.stacking import Stretch, rows, stack
 from paceline.core.tree import Array, Tree
 from paceline.transports.base import Arena, Block, Buffers, Inline, Memory
 
@@ -42,6 +42,13 @@ def taken(tree: Tree, what: str) -> trees.Flat:
 def pack_flat(arena: Arena, flat: trees.Flat) -> tuple[m.Head, Block | None]:
     """Copy the arrays of a tree that was taken apart; raises OutOfMemory as `pack`."""
     return m.Head(flat.layout, list(flat.values)), _written(arena, flat)
+
+
+def pack_rows(arena: Arena, tree: Tree, n: int, what: str) -> list[tuple[m.Head, Block | None]]:
+    """Take a tree apart and split it in `n` along its arrays' leading axis; raises as `pack`."""
+    with said_of(what):
+        parts = rows(trees.flatten(tree, convert), n)
+    return [(m.Head(part.layout, list(part.values)), _written(arena, part)) for part in parts]
 
 
 def pack_items(

@@ -72,6 +72,8 @@ class Lines:
         """The container of what a thread finds and makes, unless it is inside of another."""
         self._homes: dict[tuple[str, str], Connection] = {}
         self._generations: dict[str, int] = {}
+        self.operations: dict[tuple[str, str], Connection] = {}
+        """Which server has an operation, by its name and the task that was asked for."""
         self._device = threading.local()
         self._inside = threading.local()
 
@@ -88,6 +90,18 @@ class Lines:
     def task(self, line: Connection) -> str | None:
         """The task at the other end of a line, where there are several servers."""
         return next((task for task, each in self._by_task.items() if each is line), None)
+
+    def of_servers(self, task: str = "") -> list[Connection]:
+        """The lines to all servers, or to the one that is `task`, if there is a choice.
+
+        Raises:
+            UnknownName: no server of the cluster is that task; the message lists those there are.
+        """
+        if not task or not self._by_task:
+            return self.all
+        if task not in self._by_task:
+            raise UnknownName(f"{task} runs no server; there are {self.tasks}")
+        return [self._by_task[task]]
 
     @property
     def device(self) -> str | Setter | None:

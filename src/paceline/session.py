@@ -23,16 +23,17 @@ from paceline.core.errors import (
 )
 from paceline.core.names import checked_container, key, label, parts, quoted
 from paceline.core.spec import Spec
+from paceline.operations import Offer, Operations
 from paceline.placement import Setter
 from paceline.reach import Joining, Lines, reached, reached_all
 from paceline.replicas import Replicas
 from paceline.resources import Resources
-from paceline.server.loop import LocalServer
+from paceline.server.local import LocalServer
 from paceline.spec import ClusterSpec
 from paceline.transports.base import Channel, transport
 
 
-class Session(Resources, Replicas, Closing):
+class Session(Resources, Replicas, Operations, Closing):
     """A session on a cluster's servers; without a target it is private and shares nothing.
 
     Any number of threads may use one session; a call that waits never holds up another thread's.
@@ -86,7 +87,11 @@ class Session(Resources, Replicas, Closing):
 
             joining = Joining(job or "session", -1 if index is None else index, known)
         if target is None:
-            local = channel or LocalServer().connect()
+            local = channel
+            if local is None:
+                server = LocalServer()
+                local = server.connect()
+                self._offer = Offer(server, "this process", lambda: self)
             self._lines = Lines(Connection(local, transport("memory").arena(), "this process"))
             joined = joining.join(self._lines.first, b"")
         elif isinstance(target, str):
@@ -188,6 +193,10 @@ class Session(Resources, Replicas, Closing):
         content: dict[str, Any] = {}
         for line in self._lines.all:
             for kind, found in line.call(m.Resources()).content.items():
+                if kind == "operations" and self._lines.task(line):
+                    # Each server may have one of that name.
+                    there = self._lines.task(line)
+                    found = {f"{name} on {there}": each for name, each in found.items()}
                 if isinstance(found, dict):
                     content.setdefault(kind, {}).update(found)
                 elif kind == "shared":

@@ -56,6 +56,10 @@ class TaskFailed(PacelineError):
     """A function that was called in a worker raised; the message ends with its traceback."""
 
 
+class OperationFailed(PacelineError):
+    """An operation raised; the message ends with its traceback."""
+
+
 class WouldBlock(PacelineError):
     """This wait could never end: everything is in one thread, or in one round of lockstep."""
 

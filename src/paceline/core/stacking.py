@@ -9,7 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.tree import Array, Layout, Tree, build, decoded, unflatten
+from paceline.core.errors import SchemaError
+from paceline.core.tree import (
+    Array,
+    Flat,
+    Layout,
+    Leaf,
+    Tree,
+    build,
+    decoded,
+    encoded,
+    paths,
+    unflatten,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,31 @@ def stack(stretches: Sequence[Stretch]) -> Tree | None:
         made.append(joined)
     columns = columns_of(plan, stretches)
     return build(plan.structure, iter(plan.leaves), iter(columns), iter(made))
+
+
+def rows(flat: Flat, n: int) -> list[Flat]:
+    """Split a taken-apart tree along the leading axis, `n` long, of all its arrays.
+
+    Plain values are in each. The arrays are views.
+
+    Raises:
+        SchemaError: a leaf has no such axis; the message has its path.
+    """
+    plan = decoded(flat.layout)
+    leaves = []
+    for path, (kind, shape) in zip(paths(flat.layout), plan.leaves, strict=True):
+        if shape is not None and shape[:1] != (n,):
+            raise SchemaError(
+                f"leaf {path} is {Leaf(kind, shape)}, wanted is a leading axis of {n}, a row for"
+                " each call"
+            )
+        leaves.append((kind, None if shape is None else shape[1:]))
+    layout = encoded(plan.structure, leaves)
+    nbytes = decoded(layout).nbytes
+    return [
+        Flat(layout, flat.values, [array[place, ...] for array in flat.arrays], nbytes)
+        for place in range(n)
+    ]
 
 
 def columns_of(plan: Layout, stretches: Sequence[Stretch]) -> list[Any]:

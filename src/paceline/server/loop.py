@@ -1,4 +1,4 @@
-"""What drives a service: an event loop over connections, or calls within one process."""
+"""What drives a service: an event loop over connections."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from paceline.core.account import BUSY, IDLE, Account
-from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
+from paceline.core.errors import Closed, Disconnected, PacelineError, ProtocolError, Refused
 from paceline.server.accumulator_desk import AccumulatorDesk
 from paceline.server.cluster_desk import ClusterDesk
 from paceline.server.collection_desk import CollectionDesk
+from paceline.server.lanes import Lanes
 from paceline.server.lines import Peer
+from paceline.server.operation_desk import OperationDesk
 from paceline.server.poller import READ, WRITE, Poller
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.reader_desk import ReaderDesk
@@ -27,11 +30,12 @@ from paceline.server.variable_desk import VariableDesk
 from paceline.server.work_desk import BarrierDesk, CounterDesk
 from paceline.transports.base import UNREAD_LIMIT, transport
 from paceline.transports.greeting import LIMIT, Greeting
-from paceline.transports.memory import MemoryChannel
+
+R = TypeVar("R")
 
 DESKS = (
     VariableDesk, TagDesk, RowsDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk,
-    ReaderDesk, ClusterDesk, AccumulatorDesk,
+    ReaderDesk, ClusterDesk, AccumulatorDesk, OperationDesk,
 )  # fmt: skip
 STRANGERS = 256
 RELEASES = 16
@@ -46,8 +50,8 @@ turn, items it had not receipted. A process's own end cannot be told from a cut 
 PAUSE = 0.5
 """Seconds until a listener that could not accept tries again."""
 
-LOOK = 0.01
-"""Seconds until one looks again whether another thread let go of a version, or leased a piece."""
+GRACE = 2.0
+"""Seconds that operations have to end when their server does."""
 
 
 class Server:
@@ -82,12 +86,17 @@ class Server:
         self._arena = transport(shares).arena()
         self._done: deque[Callable[[], None]] = deque()
         self._pool = ThreadPoolExecutor(1, "paceline-long-work")
+        self._lanes = Lanes()
+        self._over = False
+        self._saying = threading.Lock()
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self.service = Service(
             self._arena, new_epoch(), DESKS,
             run_long=self._run_long, linger=linger, moved=self._moved,
         )  # fmt: skip
+        operations: OperationDesk = self.service.desk(OperationDesk)
+        operations.start = self._start
         self._poller = Poller()
         self._peers: dict[Any, Peer] = {}
         self._greetings: dict[Greeting, float] = {}
@@ -100,18 +109,43 @@ class Server:
 
     def serve(self) -> None:
         """Serve until a session asks the server to stop, or `stop` is called."""
+        try:
+            self._serve()
+        finally:
+            with self._saying:
+                self._over = True
+            self._do_what_is_done()
+
+    def do(self, call: Callable[[], R]) -> R:
+        """Make a call on the thread that serves, between two requests; what it returns.
+
+        Raises:
+            Closed: the server has ended.
+        """
+        made: Future[R] = Future()
+
+        def run() -> None:
+            try:
+                made.set_result(call())
+            except BaseException as e:
+                made.set_exception(e)
+
+        self._say(run)
+        return made.result()
+
+    def _serve(self) -> None:
         service = self.service
         account = service.account = Account(BUSY)
         while not service.stopping:
             limit = service.tick()
             if self._greetings:
-                limit = _sooner(limit, self._expire_greetings())
+                limit = sooner(limit, self._expire_greetings())
             if self._lingering:
-                limit = _sooner(limit, self._expire_lingering())
+                limit = sooner(limit, self._expire_lingering())
             if self._deaf:
-                limit = _sooner(limit, self._listen_again())
+                limit = sooner(limit, self._listen_again())
             if self._backlog:
-                limit = _sooner(limit, PAUSE)
+                limit = sooner(limit, PAUSE)
             account.enter(IDLE)
             self._poller.wait(limit, account)
             if self._backlog:
@@ -136,6 +170,8 @@ class Server:
             greeting.close()
         self._peers.clear()
         self._greetings.clear()
+        for lane in self._lanes.close(GRACE):
+            self._note(f"an operation of {lane or 'all'} goes on after the end of its server")
         self._pool.shutdown(cancel_futures=True)
         self._poller.close()
         self._woken.close()
@@ -274,68 +310,42 @@ class Server:
                 work()
             except Exception as e:
                 error = e
-            self._done.append(lambda: finish(error))
-            self._waker.send(b"x")
+            with suppress(Closed):
+                self._say(lambda: finish(error))
 
         self._pool.submit(run)
+
+    def _start(self, lane: str, threads: int, work: Work, finish: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            finally:
+                with suppress(Closed):
+                    self._say(finish)
+
+        self._lanes.run(lane, threads, run)
+
+    def _say(self, done: Callable[[], None]) -> None:
+        """Have this called on the thread that serves."""
+        with self._saying:
+            if self._over:
+                raise Closed("the server has ended")
+            self._done.append(done)
+            self._waker.send(b"x")
 
     def _wake(self, events: int) -> None:
         try:
             self._woken.recv(4096)
         except BlockingIOError:
             return
+        self._do_what_is_done()
+
+    def _do_what_is_done(self) -> None:
         while self._done:
             self._done.popleft()()
 
 
-class LocalServer:
-    """A service within this process: whoever calls it runs it.
-
-    `waits=False` is for everything in one thread: a wait that nothing can end raises `WouldBlock`.
-    """
-
-    def __init__(self, *, waits: bool = True) -> None:
-        self._waits = waits
-        self._lock = threading.RLock()
-        self._arena = transport("memory").arena()
-        self.service = Service(self._arena, new_epoch(), DESKS)
-        self._ends: set[MemoryChannel] = set()
-
-    def close(self) -> None:
-        """End every connection; whoever waits hears of it. Idempotent."""
-        for end in list(self._ends):
-            end.close()
-
-    def connect(self) -> MemoryChannel:
-        """A new connection's client end."""
-        client, server = MemoryChannel.pair(waits=self._waits)
-        peer = Peer(server)
-        variables: VariableDesk = self.service.desk(VariableDesk)
-        readers: ReaderDesk = self.service.desk(ReaderDesk)
-        self._ends.add(server)
-
-        def pump() -> None:
-            with self._lock:
-                try:
-                    while (frame := server.receive(0)) is not None:
-                        self.service.feed(peer, frame)
-                except (Disconnected, ProtocolError):
-                    server.close()
-                    if server in self._ends:
-                        self._ends.discard(server)
-                        self.service.lost(peer)
-
-        def tick() -> float | None:
-            with self._lock:
-                limit = self.service.tick()
-                return _sooner(limit, LOOK) if variables.crowded or readers.leasing else limit
-
-        server.on_frame = pump
-        client.idle = tick
-        return client
-
-
-def _sooner(limit: float | None, other: float) -> float:
+def sooner(limit: float | None, other: float) -> float:
     return other if limit is None else min(limit, other)
 
 

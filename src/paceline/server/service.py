@@ -91,9 +91,9 @@ class Service:
         self.came_or_went: Callable[[Peer, str], None] = lambda peer, how: None
         """Hears of each member that has joined, left, or was lost."""
         self._peers: dict[Peer, None] = {}
-        self._clock = clock or SystemClock()
-        self.parking = Parking(self._clock)
-        self.containers = Containers(self.parking, self._clock, epoch)
+        self.clock = clock or SystemClock()
+        self.parking = Parking(self.clock)
+        self.containers = Containers(self.parking, self.clock, epoch)
         self.run_long = run_long or at_once
         self.lines = Lines(epoch, linger)
         self._moved = moved
@@ -329,10 +329,10 @@ class Service:
 
     def report(self, peer: Peer, times: Times) -> None:
         """Take note of where a session's time went."""
-        peer.times, peer.heard = times, self._clock.now()
+        peer.times, peer.heard = times, self.clock.now()
 
     def _stats(self, peer: Peer, request: m.Stats, frame: Frame) -> None:
-        now = self._clock.now()
+        now = self.clock.now()
         content = self._listings()
         content["server"] = None if self.account is None else self.account.times()
         content["members"] = {

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 from paceline import ps
 from paceline.core.errors import UnknownName, Unsupported
 from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine
-from paceline.server.loop import LocalServer, Server
+from paceline.server.local import LocalServer
+from paceline.server.loop import Server
 from paceline.session import Session
 from paceline.transports.base import transport
 

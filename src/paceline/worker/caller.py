@@ -9,10 +9,10 @@ import numpy as np
 
 from paceline import functions
 from paceline.adapters.base import convert
+from paceline.calling import keywords, told
 from paceline.core import tree as trees
 from paceline.core.errors import SchemaError, WouldBlock
 from paceline.core.tree import Array, Tree
-from paceline.worker.calling import keywords, told
 from paceline.worker.handle import Worker
 from paceline.worker.line import KEPT, Answer, Ask, Began, Load
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from paceline.calling import keywords
 from paceline.connection import Pending
 from paceline.core import messages as m
 from paceline.core.account import ADMISSION, BUSY, HANDING
@@ -17,7 +18,6 @@ from paceline.core.versions import count_of
 from paceline.packing import pack_item
 from paceline.transports.base import Block
 from paceline.variables import Variable
-from paceline.worker.calling import keywords
 from paceline.worker.handle import Worker
 from paceline.worker.line import Collect
 

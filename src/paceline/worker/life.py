@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline import blas, functions
+from paceline.calling import told
 from paceline.connection import account
 from paceline.core import messages as m
 from paceline.core.account import BUSY, IDLE, STARTING
@@ -26,7 +27,6 @@ from paceline.core.errors import (
 from paceline.engines.base import Link, received
 from paceline.session import Session
 from paceline.worker.caller import Caller
-from paceline.worker.calling import told
 from paceline.worker.collector import Collector
 from paceline.worker.handle import Worker
 from paceline.worker.line import Ask, Collect, Ended, Load, Setup, Started, Warned

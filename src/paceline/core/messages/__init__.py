@@ -36,6 +36,7 @@ from paceline.core.messages.members import (
     Stats,
     Stop,
 )
+from paceline.core.messages.operations import FindOperation, RunOperation
 from paceline.core.messages.queues import (
     CloseQueue,
     DefineQueue,
@@ -62,6 +63,7 @@ from paceline.core.messages.replies import (
     Rejoined,
     Reply,
     Request,
+    Result,
     RunHead,
     Text,
     Value,
@@ -127,6 +129,7 @@ __all__ = [
     "Enter",
     "Failed",
     "FeedReader",
+    "FindOperation",
     "FindQueue",
     "Free",
     "Gather",
@@ -158,7 +161,9 @@ __all__ = [
     "Requests",
     "Reset",
     "Resources",
+    "Result",
     "RunHead",
+    "RunOperation",
     "ScatterAdd",
     "Stats",
     "Stop",
@@ -234,6 +239,8 @@ Requests: TypeAlias = (
     | Take
     | Contribute
     | AccumulatorStats
+    | FindOperation
+    | RunOperation
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -160,6 +160,13 @@ class Mean(Message, tag=150, frozen=True, gc=False):
     lags: list[int]
 
 
+class Result(Message, tag=155, frozen=True, gc=False):
+    """What an operation returned; its arrays are in the frame's buffer."""
+
+    layout: bytes
+    values: list[Any]
+
+
 Reply: TypeAlias = (
     Done
     | Version
@@ -173,4 +180,5 @@ Reply: TypeAlias = (
     | Rejoined
     | PieceHead
     | Mean
+    | Result
 )

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parent)
 
 
 def keywords(fn: Callable[..., Any], worker: object) -> dict[str, Any]:
     """`worker=worker`, if `fn` has a parameter of that name."""
+    return {"worker": worker} if "worker" in parameters(fn) else {}
+
+
+def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function by name; none where nobody can tell."""
     try:
-        return {"worker": worker} if "worker" in inspect.signature(fn).parameters else {}
+        return inspect.signature(fn).parameters
     except (TypeError, ValueError):
         return {}
 

@@ -1,0 +1,296 @@
+"""Operations: functions of a server's process, which sessions call by name."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
+
+from paceline.adapters.base import rebuild
+from paceline.calling import parameters, told
+from paceline.connection import Connection, Pending
+from paceline.core import messages as m
+from paceline.core.clock import checked_timeout, left
+from paceline.core.codec import MAX_HEADER
+from paceline.core.errors import OperationFailed, PacelineError, SchemaError, TimedOut, UnknownName
+from paceline.core.names import text
+from paceline.core.numbers import whole
+from paceline.core.operation_state import How
+from paceline.core.spec import Task
+from paceline.core.stacking import Stretch, stack
+from paceline.core.tree import flatten
+from paceline.core.waiting import Stored
+from paceline.packing import copied, memory, pack, pack_rows
+from paceline.reach import Lines
+from paceline.server.operation_desk import OperationDesk
+from paceline.server.service import Service
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+REGISTERING = 1.0
+"""Seconds for which an unknown operation is waited for: its server may have only just started."""
+
+TOLD = 1 << 16
+"""Characters of a traceback that travel: its last ones."""
+
+WAIT = 0.002
+
+_NONE = flatten(None).layout
+
+_within: ContextVar[tuple[str, ...]] = ContextVar("within", default=())
+"""The threads of operations that wait for what this thread does."""
+
+
+class Host(Protocol):
+    """A server within this process."""
+
+    service: Service
+
+    def do(self, call: Callable[[], R], /) -> R: ...
+
+
+class Offer:
+    """What registers operations with a server; `session` makes the session that they are given."""
+
+    def __init__(self, host: Host, place: str, session: Callable[[], Any]) -> None:
+        self._host = host
+        self._place = place
+        self._make = session
+        self._making = threading.Lock()
+        self._session: Any = None
+
+    def operation(
+        self,
+        name: str,
+        *,
+        threads: int | None = None,
+        batch: int | None = None,
+        wait: float | None = None,
+    ) -> Callable[[F], F]:
+        """A decorator that registers a function; see `Server.operation`."""
+        name = text(name, "the name of an operation")
+        how = _checked(name, threads, batch, wait)
+
+        def register(fn: F) -> F:
+            run = Runner(self._host, self._place, name, fn, how, self.session)
+            desk: OperationDesk = self._host.service.desk(OperationDesk)
+            self._host.do(lambda: desk.register(name, how, run))
+            return fn
+
+        return register
+
+    def session(self) -> Any:
+        """The session that operations are given, made when one first needs it."""
+        with self._making:
+            if self._session is None:
+                self._session = self._make()
+            return self._session
+
+    @property
+    def opened(self) -> Any:
+        """That session, or `None` while none was needed."""
+        return self._session
+
+
+class Runner:
+    """Calls one function, with a tree or with several stacked into one."""
+
+    def __init__(
+        self,
+        host: Host,
+        place: str,
+        name: str,
+        fn: Callable[..., Any],
+        how: How,
+        session: Callable[[], Any],
+    ) -> None:
+        self._host = host
+        self._place = place
+        self._name = name
+        self._fn = fn
+        self._how = how
+        self._session = session
+        known = parameters(fn)
+        self._wants_session = "session" in known
+        self._takes_tree = not known or any(key != "session" for key in known)
+
+    def __call__(self, trees: list[Stored], within: tuple[str, ...]) -> list[Any]:
+        """A reply with its buffers, or an error, for each of the trees."""
+        n, before = len(trees), _within.set(within)
+        try:
+            argument = self._argument(trees)
+            keywords = {"session": self._session()} if self._wants_session else {}
+            given = (argument,) if self._takes_tree else ()
+            del argument
+            return self._packed(self._called(given, keywords), n)
+        except PacelineError as e:
+            return [e] * n
+        finally:
+            _within.reset(before)
+
+    def _argument(self, trees: list[Stored]) -> Any:
+        """What the function is given; the memory of `trees` is let go of."""
+        arrays = [None if tree.memory is None else tree.memory.array() for tree in trees]
+        if self._how.batch is None:
+            [tree] = trees
+            made = copied(tree.layout, tree.values, tree.memory)
+        else:
+            made = stack(
+                [
+                    Stretch(tree.layout, 1, [[value] for value in tree.values], array)
+                    for tree, array in zip(trees, arrays, strict=True)
+                ]
+            )
+        if not self._takes_tree and any(tree.layout != _NONE for tree in trees):
+            raise SchemaError(f"run '{self._name}': it takes no argument")
+        trees.clear()
+        return made
+
+    def _called(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        try:
+            return self._fn(*given, **keywords)
+        except (Exception, SystemExit) as e:
+            text = told(e)[-TOLD:].encode(errors="replace").decode()
+            raise OperationFailed(
+                f"operation '{self._name}' of {self._place} raised:\n{text}"
+            ) from None
+
+    def _packed(self, returned: Any, n: int) -> list[Any]:
+        arena, what = self._host.service.arena, f"operation '{self._name}' returned"
+        if self._how.batch is None:
+            parts = [pack(arena, returned, what)]
+        else:
+            parts = pack_rows(arena, returned, n, what)
+        replies = []
+        for head, block in parts:
+            reply = m.Result(head.layout, head.values)
+            size = len(m.encode(reply))
+            if size > MAX_HEADER:
+                raise SchemaError(
+                    f"{what}: {size} bytes of plain values, {MAX_HEADER} are allowed; arrays may"
+                    " have any size"
+                )
+            replies.append((reply, [] if block is None else [block]))
+        return replies
+
+
+class Operations:
+    """A session's way to operations."""
+
+    _lines: Lines
+    _offer: Offer | None = None
+
+    def operation(
+        self,
+        name: str,
+        *,
+        threads: int | None = None,
+        batch: int | None = None,
+        wait: float | None = None,
+    ) -> Callable[[F], F]:
+        """A decorator that registers an operation of a private session, as `Server.operation`.
+
+        Whoever calls it runs it, and is given this session.
+
+        Raises:
+            SchemaError: this session is on a cluster, whose servers have the operations; or as
+                `Server.operation`.
+        """
+        if self._offer is None:
+            raise SchemaError(
+                f"operation '{name}': a session that is not private has none; the process of a"
+                " server registers them, with @server.operation(...)"
+            )
+        return self._offer.operation(name, threads=threads, batch=batch, wait=wait)
+
+    def run(
+        self,
+        name: str,
+        tree: Any = None,
+        *,
+        task: str | None = None,
+        like: Any = None,
+        timeout: float | None = 60.0,
+    ) -> Any:
+        """Call an operation where it is registered, and wait for the tree that it returns.
+
+        Without a `task` it is called on the first server that has it. `tree` is copied; the
+        result's arrays own their memory. With `like`, named tuples, dataclasses and JAX arrays come
+        back as such. One that nobody has registered is waited for, for 1 s at most.
+
+        A call that has not begun after `timeout` seconds, or when its caller dies, never begins.
+        One that has begun goes on, and its result is dropped.
+
+        Raises:
+            UnknownName: there is no such operation, the message lists those there are; or no such
+                server.
+            OperationFailed: it raised; the message ends with its traceback.
+            TimedOut: there was no result within `timeout` seconds; the message says whether it had
+                begun.
+            WouldBlock: it was called by an operation that has the only thread it could run on.
+            SchemaError: a leaf of the tree, or of the result, may not travel; the message has its
+                path.
+        """
+        limit, began = checked_timeout(timeout), time.monotonic()
+        name = text(name, "the name of an operation")
+        line = self._operation(name, task, limit)
+        limit = left(limit, began)
+        with line.interrupts:
+            head, block = pack(line.arena, tree, f"run '{name}'")
+            request = m.RunOperation(name, head, limit, _within.get())
+            found, buffers = line.exchange(request, [block], limit)
+        result = copied(found.layout, found.values, memory(buffers))
+        del buffers
+        line.give_back()
+        return result if like is None else rebuild(result, like, f"run '{name}'")
+
+    def _operation(self, name: str, task: str | None, limit: float | None) -> Connection:
+        """The line to the server that has an operation."""
+        wanted = "" if task is None else str(Task.parse(task))
+        found = self._lines.operations.get((name, wanted))
+        if found is not None:
+            return found
+        asked = self._lines.of_servers(wanted)
+        patience = REGISTERING if limit is None else min(limit, REGISTERING)
+        # Those that have it answer at once; only then is it waited for.
+        for wait in (0.0,) if self._offer else (0.0, patience):
+            pending = [line.post(m.FindOperation(name, wait), timeout=wait) for line in asked]
+            for line, reply in zip(asked, pending, strict=True):
+                own = _told_by(reply)
+                if own is not None and wanted in ("", own):
+                    found = self._lines.operations[name, wanted] = line
+                    return found
+        raise UnknownName(f"no operation '{name}': " + "; ".join(map(_having, asked)))
+
+
+def _told_by(reply: Pending) -> str | None:
+    """The task of a server that has the operation; `None` of one that has not."""
+    try:
+        own: str = reply.result()[0].content
+    except TimedOut:
+        return None
+    return own
+
+
+def _having(line: Connection) -> str:
+    there = sorted(line.call(m.Resources()).content["operations"])
+    return f"{line.address} has {there or 'none'}"
+
+
+def _checked(name: str, threads: Any, batch: Any, wait: Any) -> How:
+    what = f"operation '{name}'"
+    if threads is not None:
+        threads = whole(threads, f"{what}: threads", hint=", or None")
+    if batch is None:
+        if wait is not None:
+            raise SchemaError(f"{what}: wait={wait!r} comes with batch=")
+        return How(threads)
+    batch = whole(batch, f"{what}: batch", hint=", or None")
+    wait = WAIT if wait is None else checked_timeout(wait, f"{what}: wait")
+    if wait is None or not math.isfinite(wait):
+        raise SchemaError(f"{what}: wait= is seconds")
+    return How(threads, batch, wait)
