@@ -90,6 +90,15 @@ def test_digits_do_not_wait_for_a_slow_worker_when_there_is_a_backup() -> None:
     assert seconds[0] >= 2 * seconds[1]
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_one_server_acts_for_many_workers_in_batches(workers: int) -> None:
+    said = run("inference_server.py", workers)
+    found = re.fullmatch(r"(\d+) observations of (\d) workers in batches of up to (\d)\n", said)
+    assert found, said
+    assert (int(found[1]), int(found[2])) == (200 * workers, workers)
+    assert int(found[3]) == workers
+
+
 def test_an_example_that_misses_its_goal_says_so_and_fails() -> None:
     with pytest.raises(AssertionError):
         run("scipy_search.py", "--engine", "serial", "--generations", 1, "--goal", 0)

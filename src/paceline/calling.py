@@ -13,15 +13,15 @@ _OURS = str(Path(__file__).parent)
 
 def keywords(fn: Callable[..., Any], worker: object) -> dict[str, Any]:
     """`worker=worker`, if `fn` has a parameter of that name."""
-    return {"worker": worker} if "worker" in parameters(fn) else {}
+    return {"worker": worker} if "worker" in (parameters(fn) or ()) else {}
 
 
-def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a function by name; none where nobody can tell."""
+def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a function by name; `None` where nobody can tell."""
     try:
         return inspect.signature(fn).parameters
     except (TypeError, ValueError):
-        return {}
+        return None
 
 
 def told(error: BaseException) -> str:

@@ -115,8 +115,8 @@ class Runner:
         self._how = how
         self._session = session
         known = parameters(fn)
-        self._wants_session = "session" in known
-        self._takes_tree = not known or any(key != "session" for key in known)
+        self._wants_session = known is not None and "session" in known
+        self._takes_tree = known is None or any(key != "session" for key in known)
 
     def __call__(self, trees: list[Stored], within: tuple[str, ...]) -> list[Any]:
         """A reply with its buffers, or an error, for each of the trees."""
@@ -261,9 +261,16 @@ class Operations:
             pending = [line.post(m.FindOperation(name, wait), timeout=wait) for line in asked]
             for line, reply in zip(asked, pending, strict=True):
                 own = _told_by(reply)
-                if own is not None and wanted in ("", own):
+                if own is None:
+                    continue
+                if wanted not in ("", own):
+                    raise UnknownName(
+                        f"{wanted} runs no server; {line.address} is {own or 'no task'}"
+                    )
+                if found is None:
                     found = self._lines.operations[name, wanted] = line
-                    return found
+            if found is not None:
+                return found
         raise UnknownName(f"no operation '{name}': " + "; ".join(map(_having, asked)))
 
 
