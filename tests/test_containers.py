@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -811,3 +812,30 @@ def test_the_command_line_says_what_is_shared(spec: paceline.ClusterSpec, tmp_pa
     (tmp_path / "cluster.toml").write_text("[cluster]\nps = 3\n")
     failed = CliRunner().invoke(main, ["shared", "--cluster", path])
     assert (failed.exit_code, failed.output[:7]) == (1, "Error: ")
+
+
+def test_an_operation_is_in_no_container_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is being waited for; what it had found in a container is gone for it too."""
+    begun, released = threading.Event(), threading.Event()
+
+    def hold(n: int, session: Session) -> int:
+        counter = session.counter("c")
+        begun.set()
+        assert released.wait(DEADLINE_SECONDS)
+        with pytest.raises(WasReset, match=r"^the default container was reset by worker:0$"):
+            counter.add()
+        return n + 1
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = cluster(tmp_path, "unix", ps=1, worker=1)
+    with paceline.Server(own, job_name="ps") as server:
+        server.operation("hold")(hold)
+        with Session(own, job="worker", index=0) as session:
+            called = Call(lambda: session.run("hold", 1))
+            assert begun.wait(DEADLINE_SECONDS)
+            session.reset()
+            released.set()
+            assert called.outcome() == 2
+            assert session.counter("c", 3).value == 3
