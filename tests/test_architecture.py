@@ -27,11 +27,11 @@ FLOORS: dict[str, int] = {
         2: "server connection packing placement",
         3: "linked batches reach handles rows",
         4: "variables queues accumulators counters readers barriers operations",
-        5: "replicas resources",
+        5: "replicas resources plans",
         6: "session supervisor ps",
         7: "worker",
         8: "collection crew hosting hosted",
-        9: "progress watch",
+        9: "progress watch staff",
         10: "cluster",
         11: "paceline",  # the public names: only entry points may take them from there
         12: "testing demo",

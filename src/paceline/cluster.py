@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import ExitStack
-from types import MappingProxyType
 from typing import Any, Literal
 
-from paceline import blas, functions
 from paceline.collection import Collection
 from paceline.connection import account
-from paceline.core import messages as m
-from paceline.core.account import BUSY, CALLS, STARTING, Times
+from paceline.core.account import BUSY, STARTING
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
-from paceline.core.errors import FunctionError, PacelineError, SchemaError
+from paceline.core.errors import PacelineError, SchemaError
 from paceline.core.numbers import whole
-from paceline.core.schedule import SCHEDULES, ScheduleName
-from paceline.core.stats import CollectionStats, QueueStats, Stats, frozen, of_account, of_worker
-from paceline.crew.calls import Asked, packed
-from paceline.crew.crew import Crew
-from paceline.hosting import hosting
+from paceline.core.schedule import ScheduleName
+from paceline.core.stats import Stats
+from paceline.plans import FIRST_VARIABLE, planned
 from paceline.progress import Mode
 from paceline.progress import progress as display
 from paceline.resources import CAPACITY_BYTES
+from paceline.staff.base import Calls
+from paceline.staff.launched import Launched
 from paceline.variables import Variable
 from paceline.watch import Watch
-from paceline.worker.line import Collect
 
 _log = logging.getLogger("paceline")
 
-
-class _FirstVariable(enum.Enum):
-    FIRST = "the first variable among the resources"
-
-    def __repr__(self) -> str:
-        return f"<{self.value}>"
-
-
-_FIRST_VARIABLE: Any = _FirstVariable.FIRST
-
-MOST_AHEAD = 8
-"""Items that a worker may have admitted at a time, if they are quick."""
 
 RETRIES = 2
 """How often a call is made again whose worker died, or took too long."""
@@ -85,40 +66,31 @@ class Cluster(Closing):
     ) -> None:
         jobs = _jobs(workers)
         self.seed = secrets.randbits(63) if seed is None else seed
-        self._account = account(STARTING)
+        spent = account(STARTING)
         self._names = itertools.count(1)
         self._collections: list[Collection[Any]] = []
         self._closed = False
         self._progress = display(progress, ticks=engine != "serial")
-        self._hosting = hosting(engine, transport)
-        self._crew = Crew(
-            self._hosting.engine,
-            self._hosting.setup,
+        self._staff = Launched(
             jobs,
+            engine,
+            transport,
+            spent,
             seed=self.seed,
             restarts=restarts,
             threads=worker_threads,
             devices=worker_devices,
         )
-        try:
-            self._hosting.start(self._crew.server_ended)
-            self._crew.begin()
-            self.session = self._hosting.chief()
-            self.session.connection.account = self._account
-        except BaseException:
-            self._end()
-            raise
+        self.session = self._staff.session
         self._watch = Watch(self.stats)
-        for warning in self._hosting.preflight(sum(jobs.values()), worker_threads):
-            _log.warning("%s", warning)
-        self._account.enter(BUSY)
+        spent.enter(BUSY)
         mine, self.resources = self.session, self.session.resources
         self.variable, self.queue, self.accumulator = mine.variable, mine.queue, mine.accumulator
         self.counter, self.barrier, self.reader = mine.counter, mine.barrier, mine.reader
         self.container, self.reset = mine.container, mine.reset
 
     def __repr__(self) -> str:
-        return f"<Cluster of {self._crew.alive()} workers, {self._hosting.engine}>"
+        return f"<Cluster of {self._staff!r}>"
 
     def __paceline_handle__(self) -> tuple[str, ...]:
         return ("cluster", "cluster")
@@ -129,7 +101,7 @@ class Cluster(Closing):
         *resources: Any,
         batch_size: int,
         max_lag: int | None = 1,
-        version_of: Variable[Any] | str | None = _FIRST_VARIABLE,
+        version_of: Variable[Any] | str | None = FIRST_VARIABLE,
         schedule: ScheduleName = "lag",
         job: str | None = None,
         capacity: int | None = None,
@@ -158,41 +130,17 @@ class Cluster(Closing):
             SchemaError: a number is out of bounds; the message says which.
             Refused: the job has calls that wait or run.
         """
-        job = self._job(job)
-        if max_lag is not None:
-            max_lag = whole(max_lag, "max_lag", 0, ", or None")
-        batch_size = whole(batch_size, "batch_size")
-        turns = self._turns(schedule, job)
-        ahead = 4 if max_lag is None else max_lag
-        capacity = (ahead + 1) * batch_size if capacity is None else whole(capacity, "capacity")
-        capacity_bytes = whole(capacity_bytes, "capacity_bytes")
-        if capacity < batch_size:
-            raise SchemaError(f"batch_size={batch_size} is outside of 1 to capacity={capacity}")
-        stamps = _stamping(version_of, resources)
-        try:
-            payload = functions.dump((fn, resources))
-        except FunctionError:
-            functions.dump(fn)  # by itself, so that an error speaks of it
-            raise
-        name = self.session.key(f"{getattr(fn, '__name__', 'collect')}-{next(self._names)}")
-        self.session.connection.call(
-            m.OpenCollection(name, stamps, batch_size, max_lag, capacity, capacity_bytes, turns)
+        plan = planned(
+            fn,
+            resources,
+            batch_size=batch_size,
+            max_lag=max_lag,
+            version_of=version_of,
+            schedule=schedule,
+            capacity=capacity,
+            capacity_bytes=capacity_bytes,
         )
-        made: Collection[Any] = Collection(
-            self.session, self._crew.collecting, name, self._progress.update
-        )
-        self._collections = [*(c for c in self._collections if not c.closed), made]
-        self._progress.update(made)
-        ahead = max(1, min(MOST_AHEAD, batch_size // self._crew.count(job)))
-        work = Collect(name, payload, stamps, ahead, schedule)
-        if self._hosting.engine.concurrent:
-            self._watch.start()
-        try:
-            self._crew.collecting.give(job, work, made.fail, made.drain)
-        except PacelineError:
-            made.close()
-            raise
-        return made
+        return self._staff.collect(plan, next(self._names), job, self._hear)
 
     def map(
         self,
@@ -233,10 +181,10 @@ class Cluster(Closing):
             Refused: the workers of that job collect.
             Closed, Disconnected: the cluster has ended.
         """
-        job, asked = self._call(
+        calls = self._call(
             fn, list(inputs), resources, task_timeout, retries, job, return_exceptions
         )
-        return self._results(job, asked, return_exceptions)
+        return calls.results()
 
     def submit(
         self,
@@ -252,8 +200,7 @@ class Cluster(Closing):
         The same as `map` for one input; what is raised there is the future's exception here. It can
         be cancelled until a worker has it. Callbacks run on a thread of the cluster's.
         """
-        _, asked = self._call(fn, [value], resources, task_timeout, retries, job)
-        return asked[0].future
+        return self._call(fn, [value], resources, task_timeout, retries, job).futures[0]
 
     def run(self, fn: Callable[..., Any], *resources: Any, job: str | None = None) -> list[Any]:
         """Call `fn(*resources)` once in every worker at the same time; results in worker order.
@@ -269,12 +216,7 @@ class Cluster(Closing):
             WorkerFailed: a worker died more often than its budget allows.
             SchemaError, FunctionError, Refused, Closed, Disconnected: as `map`.
         """
-        job = self._job(job)
-        inputs = [None] * self._crew.count(job)
-        asked = self._crew.calling.call(
-            job, packed(fn, resources), inputs, retries=None, pinned=True
-        )
-        return self._results(job, asked)
+        return self._staff.run(fn, resources, job)
 
     def _call(
         self,
@@ -285,19 +227,12 @@ class Cluster(Closing):
         retries: int,
         job: str | None,
         all_of_them: bool = False,
-    ) -> tuple[str, list[Asked]]:
-        job = self._job(job)
+    ) -> Calls:
         limit = checked_timeout(task_timeout, "task_timeout")
         retries = whole(retries, "retries", 0)
-        function, sent = packed(fn, resources), [functions.dump(each) for each in inputs]
-        asked = self._crew.calling.call(
-            job, function, sent, timeout=limit, retries=retries, all_of_them=all_of_them
+        return self._staff.call(
+            fn, inputs, resources, job, timeout=limit, retries=retries, all_of_them=all_of_them
         )
-        return job, asked
-
-    def _results(self, job: str, asked: list[Asked], all_of_them: bool = False) -> list[Any]:
-        with self._account.spent_on(CALLS):
-            return self._crew.calling.results(job, asked, all_of_them=all_of_them)
 
     def stats(self) -> Stats:
         """All counters and times as they are now; printed, it is a page that says who does what.
@@ -305,28 +240,7 @@ class Cluster(Closing):
         Raises:
             Disconnected: the server is gone.
         """
-        content = self.session.connection.call(m.Stats()).content
-        places, now = self._crew.places(), time.monotonic()
-        current = {
-            name: state["version"]
-            for name, state in content["collections"].items()
-            if state["version"] is not None
-        }
-        server = content["server"]
-        chief = of_account(self._account.times())
-        return Stats(
-            wall=chief.wall,
-            chief=chief,
-            server=None if server is None else of_account(Times(*server)),
-            workers=tuple(
-                of_worker(place, content["members"].get(place.name), current, now)
-                for place in places
-            ),
-            collections=frozen(content["collections"], CollectionStats),
-            queues=frozen(content["queues"], QueueStats),
-            variables=MappingProxyType(content["variables"]),
-            calls=MappingProxyType(self._crew.calling.stats()),
-        )
+        return self._staff.stats()
 
     def close(self) -> None:
         """End every process and thread of the cluster, within seconds. Idempotent."""
@@ -344,36 +258,15 @@ class Cluster(Closing):
         except PacelineError as e:
             _log.warning("while closing: %s", e)
         finally:
-            self._end()
+            self._staff.close()
 
-    def _end(self) -> None:
-        # Interrupted in one step, it still takes the next ones.
-        with self._crew.turn, ExitStack() as steps:
-            steps.callback(self._hosting.close)
-            if hasattr(self, "session"):
-                steps.callback(self.session.close)
-            steps.callback(self._crew.close)
-
-    def _turns(self, schedule: str, job: str) -> list[str] | None:
-        """The workers in the order of their turns, where they take turns."""
-        if schedule not in SCHEDULES:
-            raise SchemaError(f"no schedule {schedule!r}; there are {list(SCHEDULES)}")
-        if schedule == "lag":
-            return None
-        warning = blas.several("the chief", blas.threads())
-        if warning is not None:
-            _log.warning("%s", warning)
-        return [seat.name for seat in self._crew.of(job)]
-
-    def _job(self, job: str | None) -> str:
-        """A job that there is; by default the first that does not collect, if there is one."""
-        jobs = list(dict.fromkeys(seat.job for seat in self._crew.seats))
-        if job is None:
-            idle = (name for name in jobs if all(seat.free for seat in self._crew.of(name)))
-            job = next(idle, jobs[0])
-        if job not in jobs:
-            raise SchemaError(f"no workers of job {job!r}; there are {jobs}")
-        return job
+    def _hear(self, collection: Collection[Any]) -> None:
+        """A collection was opened or closed, or has handed over a batch."""
+        if collection not in self._collections and not collection.closed:
+            self._collections = [*(c for c in self._collections if not c.closed), collection]
+            if self._staff.concurrent:
+                self._watch.start()
+        self._progress.update(collection)
 
 
 def _jobs(workers: int | dict[str, int]) -> dict[str, int]:
@@ -384,17 +277,3 @@ def _jobs(workers: int | dict[str, int]) -> dict[str, int]:
     if not jobs:
         raise SchemaError("a cluster has at least one worker")
     return {job: whole(n, f"the number of workers of job {job!r}") for job, n in jobs.items()}
-
-
-def _stamping(version_of: Any, resources: tuple[Any, ...]) -> str | None:
-    there = [r for r in resources if isinstance(r, Variable)]
-    if version_of is _FIRST_VARIABLE or version_of is None:
-        return there[0].key if there and version_of is not None else None
-    handle = isinstance(version_of, Variable)
-    for one in there:
-        if one.key == version_of.key if handle else one.name == version_of:
-            return one.key
-    raise SchemaError(
-        f"version_of={version_of.name if handle else version_of!r} is not among the resources'"
-        f" variables {[one.name for one in there]}"
-    )

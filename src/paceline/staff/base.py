@@ -1,0 +1,76 @@
+"""What a cluster asks of those who work for it, whoever started them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeAlias
+
+from paceline.collection import Collection
+from paceline.core.stats import Stats
+from paceline.plans import Plan
+from paceline.session import Session
+
+OnChange: TypeAlias = Callable[[Collection[Any]], None]
+
+
+class Calls(Protocol):
+    """Calls of one function that were asked for."""
+
+    @property
+    def futures(self) -> list[Future[Any]]: ...
+
+    def results(self) -> list[Any]:
+        """What they return, once they have; the first error is raised, unless all are wanted."""
+
+
+class Staff(ABC):
+    """The tasks of one cluster, and this process's session on it."""
+
+    session: Session
+
+    is_chief: bool = True
+    """Whether this process is the one that trains."""
+
+    concurrent: bool = True
+    """Whether workers run beside the caller."""
+
+    @abstractmethod
+    def collect(
+        self, plan: Plan, number: int, job: str | None, on_change: OnChange
+    ) -> Collection[Any]:
+        """Have the workers of a job make items; `on_change` hears of the collection from then on.
+
+        `number` counts the calls of this kind in the program, from 1.
+
+        Raises:
+            FunctionError: the plan's function cannot be sent to a worker.
+            Refused: the job has calls that wait or run.
+        """
+
+    @abstractmethod
+    def call(
+        self,
+        fn: Callable[..., Any],
+        inputs: Sequence[Any],
+        resources: tuple[Any, ...],
+        job: str | None,
+        *,
+        timeout: float | None,
+        retries: int,
+        all_of_them: bool = False,
+    ) -> Calls:
+        """Have `fn` called for each input, by whichever worker of a job is free."""
+
+    @abstractmethod
+    def run(self, fn: Callable[..., Any], resources: tuple[Any, ...], job: str | None) -> list[Any]:
+        """Have `fn` called once in every worker of a job; what it returns, in their order."""
+
+    @abstractmethod
+    def stats(self) -> Stats:
+        """All counters and times as they are now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the session, and every process and thread that was started here."""

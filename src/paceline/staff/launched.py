@@ -1,0 +1,186 @@
+"""Workers and a server that this process starts, looks after, and ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import Any, final
+
+from paceline import blas, functions
+from paceline.collection import Collection
+from paceline.core import messages as m
+from paceline.core.account import CALLS, Account, Times
+from paceline.core.errors import PacelineError, SchemaError
+from paceline.core.stats import CollectionStats, QueueStats, Stats, frozen, of_account, of_worker
+from paceline.crew.calls import Asked, packed
+from paceline.crew.crew import Crew
+from paceline.hosting import hosting
+from paceline.plans import Plan
+from paceline.staff.base import Calls, OnChange, Staff
+from paceline.worker.line import Collect
+
+_log = logging.getLogger("paceline")
+
+
+@final
+class Launched(Staff):
+    """Everything is started here: where it lives is the hosting's, the workers are the crew's."""
+
+    def __init__(
+        self,
+        jobs: dict[str, int],
+        engine: str,
+        transport: str,
+        account: Account,
+        *,
+        seed: int,
+        restarts: int,
+        threads: int,
+        devices: str,
+    ) -> None:
+        self._account = account
+        self._hosting = hosting(engine, transport)
+        self.concurrent = self._hosting.engine.concurrent
+        self._crew = Crew(
+            self._hosting.engine,
+            self._hosting.setup,
+            jobs,
+            seed=seed,
+            restarts=restarts,
+            threads=threads,
+            devices=devices,
+        )
+        try:
+            self._hosting.start(self._crew.server_ended)
+            self._crew.begin()
+            self.session = self._hosting.chief()
+            self.session.connection.account = account
+        except BaseException:
+            self.close()
+            raise
+        for warning in self._hosting.preflight(sum(jobs.values()), threads):
+            _log.warning("%s", warning)
+
+    def __repr__(self) -> str:
+        return f"{self._crew.alive()} workers, {self._hosting.engine}"
+
+    def collect(
+        self, plan: Plan, number: int, job: str | None, on_change: OnChange
+    ) -> Collection[Any]:
+        job = self._job(job)
+        turns = self._turns(plan, job)
+        payload = plan.payload()
+        name = self.session.key(plan.name(number))
+        self.session.connection.call(plan.opening(name, turns))
+        made: Collection[Any] = Collection(self.session, self._crew.collecting, name, on_change)
+        on_change(made)
+        ahead = plan.ahead(self._crew.count(job))
+        work = Collect(name, payload, plan.stamps, ahead, plan.schedule)
+        try:
+            self._crew.collecting.give(job, work, made.fail, made.drain)
+        except PacelineError:
+            made.close()
+            raise
+        return made
+
+    def call(
+        self,
+        fn: Callable[..., Any],
+        inputs: Sequence[Any],
+        resources: tuple[Any, ...],
+        job: str | None,
+        *,
+        timeout: float | None,
+        retries: int,
+        all_of_them: bool = False,
+    ) -> Calls:
+        job = self._job(job)
+        function, sent = packed(fn, resources), [functions.dump(each) for each in inputs]
+        asked = self._crew.calling.call(
+            job, function, sent, timeout=timeout, retries=retries, all_of_them=all_of_them
+        )
+        return _Calls(self, job, asked, all_of_them)
+
+    def run(self, fn: Callable[..., Any], resources: tuple[Any, ...], job: str | None) -> list[Any]:
+        job = self._job(job)
+        inputs = [None] * self._crew.count(job)
+        asked = self._crew.calling.call(
+            job, packed(fn, resources), inputs, retries=None, pinned=True
+        )
+        return self.results(job, asked)
+
+    def results(self, job: str, asked: list[Asked], all_of_them: bool = False) -> list[Any]:
+        """What calls return, once they have."""
+        with self._account.spent_on(CALLS):
+            return self._crew.calling.results(job, asked, all_of_them=all_of_them)
+
+    def stats(self) -> Stats:
+        content = self.session.connection.call(m.Stats()).content
+        places, now = self._crew.places(), time.monotonic()
+        current = {
+            name: state["version"]
+            for name, state in content["collections"].items()
+            if state["version"] is not None
+        }
+        server = content["server"]
+        chief = of_account(self._account.times())
+        return Stats(
+            wall=chief.wall,
+            chief=chief,
+            server=None if server is None else of_account(Times(*server)),
+            workers=tuple(
+                of_worker(place, content["members"].get(place.name), current, now)
+                for place in places
+            ),
+            collections=frozen(content["collections"], CollectionStats),
+            queues=frozen(content["queues"], QueueStats),
+            variables=MappingProxyType(content["variables"]),
+            calls=MappingProxyType(self._crew.calling.stats()),
+        )
+
+    def close(self) -> None:
+        # Interrupted in one step, it still takes the next ones.
+        with self._crew.turn, ExitStack() as steps:
+            steps.callback(self._hosting.close)
+            if hasattr(self, "session"):
+                steps.callback(self.session.close)
+            steps.callback(self._crew.close)
+
+    def _turns(self, plan: Plan, job: str) -> list[str] | None:
+        """The workers in the order of their turns, where they take turns."""
+        if plan.schedule == "lag":
+            return None
+        warning = blas.several("the chief", blas.threads())
+        if warning is not None:
+            _log.warning("%s", warning)
+        return [seat.name for seat in self._crew.of(job)]
+
+    def _job(self, job: str | None) -> str:
+        """A job that there is; by default the first that does not collect, if there is one."""
+        jobs = list(dict.fromkeys(seat.job for seat in self._crew.seats))
+        if job is None:
+            idle = (name for name in jobs if all(seat.free for seat in self._crew.of(name)))
+            job = next(idle, jobs[0])
+        if job not in jobs:
+            raise SchemaError(f"no workers of job {job!r}; there are {jobs}")
+        return job
+
+
+@final
+class _Calls(Calls):
+    def __init__(self, staff: Launched, job: str, asked: list[Asked], all_of_them: bool) -> None:
+        self._staff = staff
+        self._job = job
+        self._asked = asked
+        self._all_of_them = all_of_them
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        return [each.future for each in self._asked]
+
+    def results(self) -> list[Any]:
+        return self._staff.results(self._job, self._asked, self._all_of_them)
