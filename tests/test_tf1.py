@@ -34,6 +34,7 @@ ROOTS: dict[str, Any] = {
     "barrier": paceline.Barrier,
     "reader": paceline.Reader,
     "piece": paceline.Piece,
+    "replica": paceline.Replica,
     "worker": paceline.Worker,
 }
 # Instance attributes that the class does not have, and modules of others.
