@@ -131,6 +131,20 @@ def test_gradients_of_several_add_up_and_what_has_none_stays(server: Serving) ->
         assert module.get_parameter("2.weight").tolist() == [[0, 0, 0]]
 
 
+def test_the_leaves_of_a_replica_are_what_it_would_push() -> None:
+    with Session() as session:
+        replica = session.replica("model", net(), names=lambda name: f"body.{name}")
+        before = {name: array.copy() for name, array in replica.leaves().items()}
+        assert [*before] == [f"body.{name}" for name in sorted(SHAPES)]
+        with torch.no_grad():
+            replica.value.get_parameter("0.bias").add_(2)
+        step = {name: array - before[name] for name, array in replica.leaves().items()}
+        replica.push(step, op="add")
+        shared = replica.variable.read().tree
+        assert shared["body.0.bias"].tolist() == replica.leaves()["body.0.bias"].tolist()
+        assert np.array_equal(shared["body.2.bias"], before["body.2.bias"])
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

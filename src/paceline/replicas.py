@@ -54,6 +54,16 @@ class _Link(Generic[T]):
     def value(self, model: T) -> None:
         self._linked.value = model
 
+    def leaves(self) -> dict[str, Any]:
+        """The model's parameters as they are now, by the leaves' shared names: what is pushed.
+
+        Arrays may share the model's memory; copy them to keep them.
+
+        Raises:
+            SchemaError: a graph's variables are not all initialised.
+        """
+        return self._linked.leaves(None, f"leaves of '{self.name}'")
+
     def _pull(self, timeout: float | None) -> dict[str, int]:
         limit, began = checked_timeout(timeout), time.monotonic()
         mark = self._linked.mark()

@@ -1,4 +1,4 @@
-"""The examples that need more than the core and torch: JAX, and a notebook's kernel."""
+"""The examples that need more than the core and torch: JAX, Keras, and a notebook's kernel."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def test_cartpole_in_jax_runs_with_any_number_of_workers(workers: int) -> None:
 
 def test_cartpole_in_jax_learns() -> None:
     assert run("cartpole_jax.py", "--goal", 100, "--seed", 1).startswith("solved: ")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_keras_model_is_trained_by_workers_that_never_wait(workers: int) -> None:
+    said = run("keras_replica.py", "--workers", workers, "--steps", 300, "--goal", 0.85)
+    made = re.match(r"(\d+) steps, by worker: ([\d, ]+)\nsolved: test accuracy ", said)
+    assert made, said
+    assert int(made[1]) == 300
+    assert len(made[2].split(", ")) == workers
 
 
 # Runs all cells of a notebook, then those that train once more, in the same kernel.
