@@ -66,7 +66,11 @@ class Pending:
             PacelineError: the server's own, as its class says.
             Disconnected: the connection ended first; whether it was applied is unknown.
         """
-        return self._connection.await_reply(self._number, self._waiter, self._deadline)
+        return self._connection.take(self._number, self._waiter, self._deadline)
+
+    def forget(self) -> None:
+        """Take no reply; what it brings is let go of when it comes."""
+        self._connection._waiters.pop(self._number, None)
 
 
 class Connection:
@@ -155,9 +159,7 @@ class Connection:
                 raise
         return Pending(self, number, waiter, deadline)
 
-    def await_reply(
-        self, number: int, waiter: _Waiter, deadline: float | None
-    ) -> tuple[Any, Buffers]:
+    def take(self, number: int, waiter: _Waiter, deadline: float | None) -> tuple[Any, Buffers]:
         """Take the reply of a posted request."""
         with self.interrupts:
             try:
@@ -393,8 +395,6 @@ def account(cause: str) -> Account:
 
 
 def _set(wake: threading.Lock) -> None:
-    try:
+    # It may be set already.
+    with suppress(RuntimeError):
         wake.release()
-    except RuntimeError:
-        # It is set already.
-        return

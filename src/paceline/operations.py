@@ -23,8 +23,8 @@ from paceline.core.spec import Task
 from paceline.core.stacking import Stretch, stack
 from paceline.core.tree import flatten
 from paceline.core.waiting import Stored
+from paceline.lines import Lines
 from paceline.packing import copied, memory, pack, pack_rows
-from paceline.reach import Lines
 from paceline.server.operation_desk import OperationDesk
 from paceline.server.service import Service
 

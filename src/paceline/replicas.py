@@ -12,10 +12,10 @@ from paceline.core.clock import checked_timeout, left
 from paceline.core.errors import SchemaError, TimedOut, WouldBlock
 from paceline.core.names import text
 from paceline.core.tree import check, flatten
+from paceline.lines import Lines
 from paceline.linked import Leaves, Linked, Names
 from paceline.packing import said_of
 from paceline.placement import Greedy
-from paceline.reach import Lines
 from paceline.variables import Variable
 
 T = TypeVar("T")

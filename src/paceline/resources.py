@@ -6,26 +6,26 @@ import time
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, overload
 
-import numpy as np
-
 from paceline.accumulators import CAPACITY, Accumulator
 from paceline.barriers import Barrier
 from paceline.connection import Connection
 from paceline.core import messages as m
+from paceline.core import spreading
 from paceline.core.clock import checked_timeout, left
 from paceline.core.errors import SchemaError
 from paceline.core.names import quoted, text
 from paceline.core.numbers import int64, whole
 from paceline.core.queue_orders import Definition
+from paceline.core.spreading import Placement
 from paceline.core.tree import Flat
-from paceline.core.versions import epoch_of
 from paceline.counters import Counter
 from paceline.handles import Handle
-from paceline.packing import memory as buffer
+from paceline.lines import Lines
 from paceline.packing import pack_flat, taken
 from paceline.queues import Queue
-from paceline.reach import Lines
 from paceline.readers import Reader, packed, seconds
+from paceline.spread import Spread, initialised
+from paceline.stores import OneServer, hinted
 from paceline.transports.base import Buffers
 from paceline.variables import Variable
 
@@ -59,8 +59,9 @@ class Resources:
         if isinstance(name, Handle):
             key = name.key
         else:
-            key = self._lines.key(text(name, f"the name of a {kind}"))
-        home = self._lines.home(kind, key, make=make, near=near, nbytes=nbytes, timeout=limit)
+            key = self._lines.key(text(name, f"the name of a {kind}"), limit)
+        spare = left(limit, began)
+        home = self._lines.home(kind, key, make=make, near=near, nbytes=nbytes, timeout=spare)
         return key, home, limit if make else left(limit, began)
 
     @overload
@@ -107,18 +108,65 @@ class Resources:
             raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
         if value is _UNSET:
             key, home, limit = self._find("variable", name, timeout, make=False)
-            request = m.Await(key, limit)
-            defined, buffers = home.exchange(request, timeout=limit)
+            defined, buffers = home.exchange(m.Await(key, limit), timeout=limit)
         else:
             flat = taken(value, f"variable '{name}'")
             key, home, limit = self._find("variable", name, timeout, make=True, nbytes=flat.size)
             defined, buffers = _defined(home, key, flat, overwrite, memory, limit)
-        board = buffer(buffers)
-        if board is not None:
-            home.board = board.lasting().view(np.int64)
-        word = None if home.board is None else home.board[defined.word : defined.word + 1]
-        epoch = epoch_of(defined.version)
-        return Variable(home, key, word, epoch=epoch, bounded=defined.bounded)
+        found = self._stored(key, home, defined, buffers)
+        if defined.spread is not None and value is not _UNSET and overwrite:
+            found.assign(value, timeout=limit)
+        return found
+
+    def spread(
+        self,
+        name: str,
+        value: Any = _UNSET,
+        *,
+        placement: Placement | None = None,
+        overwrite: bool = False,
+        timeout: float | None = 60.0,
+    ) -> Variable[Any]:
+        """The variable of that name, its arrays spread over all servers, with one version for all.
+
+        It is a variable as any other: `variable(name)` finds it, and a read gives one version,
+        never parts of two, whoever dies. Its home is where `device` says; it alone numbers and
+        commits, and has all that is no array. Where the arrays are is decided by who makes it: by
+        default each goes, in the order of the tree, to the server with the fewest bytes so far.
+        `placement` is given a list of their paths and bytes, and returns for each the task that has
+        it, such as "ps:1", or a list of tasks that share its rows, evenly and in order. Where there
+        is one server, it is all there. It has no bound.
+
+        Raises:
+            SchemaError: it exists with another structure; or the placement names no servers.
+            TimedOut: nobody initialised it, or a server that died was not started again.
+            OutOfMemory: as `Variable.assign`.
+        """
+        if value is _UNSET:
+            return self.variable(name, timeout=timeout)
+        limit, began = checked_timeout(timeout), time.monotonic()
+        flat = taken(value, f"spread '{name}'")
+        key, home, _ = self._find("variable", name, limit, make=True, nbytes=flat.size)
+        task, tasks = self._lines.task(home), self._lines.tasks
+        if task is not None and len(tasks) > 1:
+            plan = spreading.spread(flat.layout, task, tasks, placement, f"spread '{name}'")
+            made = initialised(self._lines, key, plan, flat, left(limit, began))
+            if made is not None:
+                found = self._stored(key, *made)
+                if overwrite and not made[1].fresh:
+                    found.assign(value, timeout=left(limit, began))
+                return found
+        spare = left(limit, began)
+        return self.variable(name, value, overwrite=overwrite, timeout=spare)
+
+    def _stored(
+        self, key: str, home: Connection, defined: m.Defined, buffers: Buffers
+    ) -> Variable[Any]:
+        """The handle of a variable that is there."""
+        seen = hinted(home, defined, buffers)
+        if defined.spread is None:
+            return Variable(key, OneServer(home, key, seen, bounded=defined.bounded))
+        return Variable(key, Spread(self._lines, key, home, defined.spread, seen))
 
     def queue(
         self,

@@ -23,9 +23,10 @@ from paceline.core.errors import (
 )
 from paceline.core.names import checked_container, key, label, parts, quoted
 from paceline.core.spec import Spec
+from paceline.lines import Lines
 from paceline.operations import Offer, Operations
 from paceline.placement import Setter
-from paceline.reach import Joining, Lines, reached, reached_all
+from paceline.reach import Joining, reached, reached_all
 from paceline.replicas import Replicas
 from paceline.resources import Resources
 from paceline.server.local import LocalServer
@@ -100,7 +101,6 @@ class Session(Resources, Replicas, Operations, Closing):
             spec = ClusterSpec(target)
             joining, targets = _member(spec, job, index, servers, secret, secret_file)
             self._lines, joined = reached_all(targets, joining, limit)
-        self._connection = self._lines.first
         self._lines.container = container
         self.task = f"{joining.job}:{joined.index}"
         self._closed = False
@@ -115,15 +115,15 @@ class Session(Resources, Replicas, Operations, Closing):
         return cls(ClusterSpec.from_environment(), **options)
 
     def __repr__(self) -> str:
-        return f"<Session of {self.task} on {self._connection.address}>"
+        return f"<Session of {self.task} on {self.connection.address}>"
 
     def __paceline_handle__(self) -> tuple[str, ...]:
         return ("session",)
 
     @property
     def connection(self) -> Connection:
-        """The line that everything of this session speaks over."""
-        return self._connection
+        """The line to the first server."""
+        return self._lines.first
 
     def servers(self) -> list[str]:
         """The tasks that run servers, the first of them first.
@@ -237,7 +237,7 @@ class Session(Resources, Replicas, Operations, Closing):
     def should_stop(self) -> bool:
         """Whether anybody asked the cluster to stop, or its chief has left."""
         try:
-            return self._connection.call(m.Stopping()).content is not None
+            return self.connection.call(m.Stopping()).content is not None
         except Closed:
             if self._closed:
                 raise
@@ -284,6 +284,7 @@ class Session(Resources, Replicas, Operations, Closing):
         if self._closed:
             return
         self._closed = True
+        self._lines.end()
         # All goodbyes before the first end: a chief's may end its servers.
         with ExitStack() as ends:
             for line in self._lines.all:

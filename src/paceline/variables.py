@@ -8,22 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from paceline.adapters.base import fingerprint, read_into, rebuild
-from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import versions
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.names import text
-from paceline.core.tree import Array
 from paceline.handles import Handle
-from paceline.packing import memory, pack, view
 from paceline.rows import Rows, gather, scatter_add
-from paceline.transports.base import Lease
+from paceline.stores import LARGE, Store
 
 T = TypeVar("T")
-
-LARGE = 1 << 20
-"""Bytes from which on a version is not kept only to be found again."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -56,23 +50,13 @@ class Variable(Handle, Generic[T]):
 
     kind = "variable"
 
-    def __init__(
-        self,
-        connection: Connection,
-        key: str,
-        word: Array | None,
-        *,
-        epoch: int,
-        bounded: bool = False,
-    ) -> None:
-        super().__init__(connection, key)
+    def __init__(self, key: str, store: Store) -> None:
+        super().__init__(store.home, key)
         self.first_read: int | None = None
         """The first version read since this was set to `None`: what stamps a worker's items."""
         self.held: int | None = None
         """The last version read."""
-        self._word = word
-        self._epoch = epoch
-        self._bounded = bounded
+        self._store = store
         self._newest: Snapshot[T] | None = None
         self._seen: weakref.WeakValueDictionary[str | None, Snapshot[T]] = (
             weakref.WeakValueDictionary()
@@ -88,10 +72,8 @@ class Variable(Handle, Generic[T]):
 
         In a round of lockstep it is the round's, and so is what is read.
         """
-        hint = self._hint()
-        if hint is not None:
-            return hint
-        return self._connection.exchange(m.Await(self.key, 0.0))[0].version
+        hint = self._store.hint()
+        return self._store.call(m.Await(self.key, 0.0)).version if hint is None else hint
 
     def assign(self, tree: T, *, timeout: float | None = 60.0) -> int:
         """Replace the whole tree; return the new version.
@@ -106,7 +88,7 @@ class Variable(Handle, Generic[T]):
                 versions that leave no room below the bound; the message says who holds what.
             TimedOut: the others made no room within `timeout` seconds; nothing was changed.
         """
-        return self._write(m.Assign, tree, f"assign {self.called}", timeout)
+        return self._write(tree, f"assign {self.called}", timeout, adding=False)
 
     def assign_add(self, tree: T, *, timeout: float | None = 60.0) -> int:
         """Add a tree of the same structure, leaf by leaf; return the new version.
@@ -117,7 +99,7 @@ class Variable(Handle, Generic[T]):
             SchemaError: the structure, a dtype or a shape differs, or a leaf cannot be added.
             OutOfMemory, TimedOut: as `assign`.
         """
-        return self._write(m.Add, tree, f"assign_add {self.called}", timeout)
+        return self._write(tree, f"assign_add {self.called}", timeout, adding=True)
 
     def gather(self, indices: Any, leaf: str | None = None) -> Rows[Any]:
         """The rows at `indices` of the newest version, copied.
@@ -134,7 +116,7 @@ class Variable(Handle, Generic[T]):
                 leaf, or none with rows.
             OutOfMemory: there is no memory for so many rows.
         """
-        found = gather(self._connection, self.key, indices, leaf)
+        found = gather(self._store.home, self.key, indices, leaf)
         self._note(found.version)
         return found
 
@@ -165,7 +147,7 @@ class Variable(Handle, Generic[T]):
         # It would be held only to be found again.
         self._newest = None
         return scatter_add(
-            self._connection, self.key, indices, rows, leaf, limit, bounded=self._bounded
+            self._store.home, self.key, indices, rows, leaf, limit, bounded=self._store.bounded
         )
 
     def read(
@@ -197,7 +179,7 @@ class Variable(Handle, Generic[T]):
         if tag is None:
             found = self._read_newest(newer_than, limit)
         elif newer_than is None:
-            found = self._read_tagged(checked_tag(tag))
+            found = self._read_tagged(checked_tag(tag), limit)
         else:
             raise SchemaError(
                 f"read {self.called}: tag={tag!r} names one version, so it cannot be asked for"
@@ -226,18 +208,21 @@ class Variable(Handle, Generic[T]):
         held, mark = self._filled_with(target)
         have = m.NO_VERSION if held is None or fingerprint(target) != mark else held
         if tag is not None:
-            version, tree, _ = self._fetch(m.ReadTag(self.key, checked_tag(tag), have))
+            request = m.ReadTag(self.key, checked_tag(tag), have)
+            version, tree, _ = self._store.fetch(request, 0.0, limit)
         elif have != m.NO_VERSION and self._unchanged(have):
             version, tree = have, None
         else:
             # What is there already needs no wait.
-            version, tree, _ = self._fetch(m.Read(self.key, m.NO_VERSION, limit, have))
+            version, tree, _ = self._store.fetch(
+                m.Read(self.key, m.NO_VERSION, limit, have), 0.0, limit
+            )
         if version != have:
             try:
                 read_into(target, tree, f"read_into {self.called}")
             finally:
                 del tree
-                self._connection.give_back()
+                self._store.give_back()
             self._remember(target, version)
         if tag is None:
             self._note(version)
@@ -255,11 +240,11 @@ class Variable(Handle, Generic[T]):
             UnknownName: that version is not kept any more; the message lists those that are.
         """
         wanted = None if version is None else operator.index(version)
-        return self._connection.call(m.Tag(self.key, checked_tag(tag), wanted)).version
+        return self._store.call(m.Tag(self.key, checked_tag(tag), wanted)).version
 
     def tags(self) -> dict[str, int]:
         """All tags and the versions that they name, in order of tagging."""
-        content: dict[str, int] = self._connection.call(m.Tags(self.key)).content
+        content: dict[str, int] = self._store.call(m.Tags(self.key)).content
         return content
 
     def untag(self, tag: str) -> None:
@@ -268,7 +253,7 @@ class Variable(Handle, Generic[T]):
         Raises:
             UnknownName: there is no such tag; the message lists those there are.
         """
-        self._connection.call(m.Untag(self.key, checked_tag(tag)))
+        self._store.call(m.Untag(self.key, checked_tag(tag)))
 
     def memory(self) -> dict[str, Any]:
         """What its versions take where they are stored, and who keeps each of them.
@@ -278,21 +263,14 @@ class Variable(Handle, Generic[T]):
         "current", "tag gen-12", or a task such as "worker:0" that looks at it. Who reads from
         another host, or has copied it, looks at memory of its own, which does not count.
         """
-        content: dict[str, Any] = self._connection.call(m.Usage(self.key)).content
+        content: dict[str, Any] = self._store.call(m.Usage(self.key)).content
         return content
 
-    def _write(
-        self, kind: type[m.Assign | m.Add], tree: T, what: str, timeout: float | None
-    ) -> int:
+    def _write(self, tree: T, what: str, timeout: float | None, *, adding: bool) -> int:
         limit = checked_timeout(timeout)
         # The last snapshot may be all that keeps an old version's memory from being used again.
         self._newest = None
-        patience = limit if self._bounded else 0.0
-        with self._connection.interrupts:
-            head, block = pack(self._connection.arena, tree, what)
-            # Without a bound it waits for nothing but additions in hand.
-            request = kind(self.key, head, limit if self._bounded else None)
-            return self._connection.call(request, [block], patience).version
+        return self._store.write(tree, what, adding=adding, timeout=limit)
 
     def _read_newest(self, newer_than: int | None, limit: float | None) -> Snapshot[T]:
         floor = m.NO_VERSION if newer_than is None else operator.index(newer_than)
@@ -301,50 +279,28 @@ class Variable(Handle, Generic[T]):
             have = m.NO_VERSION if found is None else found.version
             # What is there already needs no wait.
             patience = 0.0 if newer_than is None else limit
-            version, tree, nbytes = self._fetch(m.Read(self.key, floor, limit, have), patience)
+            request = m.Read(self.key, floor, limit, have)
+            version, tree, nbytes = self._store.fetch(request, patience, limit)
             if found is None or version != have:
                 found = self._seen[None] = Snapshot(version, tree)
                 self._newest = None if self._is_wanted(nbytes) else found
         self._note(found.version)
         return found
 
-    def _read_tagged(self, tag: str) -> Snapshot[T]:
+    def _read_tagged(self, tag: str, limit: float | None) -> Snapshot[T]:
         found = self._seen.get(tag)
         have = m.NO_VERSION if found is None else found.version
-        version, tree, _ = self._fetch(m.ReadTag(self.key, tag, have))
+        version, tree, _ = self._store.fetch(m.ReadTag(self.key, tag, have), 0.0, limit)
         if found is None or version != have:
             found = self._seen[tag] = Snapshot(version, tree)
         return found
 
-    def _fetch(
-        self, request: m.Read | m.ReadTag, patience: float | None = 0.0
-    ) -> tuple[int, Any, int]:
-        """A version, its tree and bytes; no tree if it is the version that there is."""
-        value, buffers = self._connection.exchange(request, timeout=patience)
-        if value.version == request.have:
-            return value.version, None, 0
-        block = memory(buffers)
-        nbytes = 0 if block is None else block.nbytes
-        if block is not None and self._is_wanted(nbytes):
-            # Told at once that nobody looks any more, not with the next message.
-            block = Lease(block, self._connection.give_back)
-        return value.version, view(value.layout, value.values, block), nbytes
-
     def _is_wanted(self, nbytes: int) -> bool:
         """Whether others may need that memory: nothing that is only remembered must keep it."""
-        return self._bounded or nbytes >= LARGE
-
-    def _hint(self) -> int | None:
-        """What a read gives, where that can be seen without a message."""
-        # The word means nothing once the server is gone; a lockstep round has versions of its own.
-        if self._word is None or self._connection.in_lockstep or not self._connection.alive():
-            return None
-        found = int(self._word[0])
-        # After a reset the word may be another variable's, of a later epoch: ask.
-        return found if versions.epoch_of(found) == self._epoch else None
+        return self._store.bounded or nbytes >= LARGE
 
     def _unchanged(self, version: int) -> bool:
-        return self._hint() == version
+        return self._store.hint() == version
 
     def _note(self, version: int) -> None:
         self.held = version

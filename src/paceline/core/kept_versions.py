@@ -46,6 +46,10 @@ class KeptVersions:
         """The tree of a version, while it is kept."""
         return self._stored.get(version)
 
+    def stages(self) -> set[int]:
+        """What other servers have the rest of these trees under."""
+        return {tree.stage for tree in self._stored.values()}
+
     def replace(self, version: int, new: Stored) -> None:
         """Make a tree the current one; the one before is let go of unless something keeps it."""
         before, self._current = self._current, version

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from paceline.core import tree, versions
+from paceline.core.errors import SchemaError
 from paceline.core.kept_versions import KeptVersions
+from paceline.core.messages.replies import Spreading
+from paceline.core.names import parts
 from paceline.core.waiting import NOT_YET, NotYet, Stored
 
 
@@ -17,7 +20,8 @@ def _by_str(holder: object) -> str:
 class VariableState:
     """The newest tree of one variable, and the older ones that are kept.
 
-    `called` gives the name of a holder or writer for messages.
+    `called` gives the name of a holder or writer for messages. Of a variable that is spread over
+    servers (`spread` says how) this is its home, and trees are the home's shares.
     """
 
     def __init__(
@@ -26,9 +30,11 @@ class VariableState:
         epoch: int,
         *,
         memory: int | None = None,
+        spread: Spreading | None = None,
         called: Callable[[object], str] = _by_str,
     ) -> None:
         self.name = name
+        self.spread = spread
         self.version = versions.first(epoch)
         self.stored: Stored | None = None
         self.kept = KeptVersions(name, memory)
@@ -36,6 +42,26 @@ class VariableState:
         """Whether numbers are being added to the current tree itself."""
         self._called = called
         self._adding = False
+
+    @property
+    def layout(self) -> bytes:
+        """The layout of the whole tree."""
+        assert self.stored is not None
+        return self.stored.layout if self.spread is None else self.spread.layout
+
+    def in_one_place(self) -> VariableState:
+        """This variable, if all of it is here.
+
+        Raises:
+            SchemaError: it is spread over several servers.
+        """
+        if self.spread is None:
+            return self
+        tasks = ", ".join(task for task, _ in self.spread.parts)
+        raise SchemaError(
+            f"variable '{self.name}' is spread over {tasks}: find it again with"
+            f" session.variable('{parts(self.name).name}'); its rows are not taken one by one"
+        )
 
     def define(
         self, first: Stored, *, overwrite: bool = False, writer: object = None
@@ -81,7 +107,15 @@ class VariableState:
         if self.stored is None:
             return NOT_YET
         self._check("assign_add", delta)
-        if not self._free(self.stored, writer):
+        return self.take_turn(writer)
+
+    def take_turn(self, writer: object = None) -> Stored | NotYet:
+        """Take the write turn, to add what is not here yet; the tree that it is added to.
+
+        Raises:
+            OutOfMemory: what `writer` itself holds leaves no room.
+        """
+        if self.stored is None or not self._free(self.stored, writer):
             return NOT_YET
         # Until it ends nobody else can take the room that was found for the sum.
         self._adding = True

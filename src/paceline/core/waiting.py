@@ -30,16 +30,18 @@ HeldBack = _HeldBack
 class Stored:
     """A tree as a server keeps it: its layout and plain values, and its arrays' memory, unread.
 
-    `own`: the memory is the server's, which alone decides when it is written.
+    `own`: the memory is the server's, which alone decides when it is written. `stage` is what other
+    servers have the rest of it under, if it is spread.
     """
 
-    __slots__ = ("layout", "memory", "own", "values")
+    __slots__ = ("layout", "memory", "own", "stage", "values")
 
     def __init__(self, layout: bytes, values: list[Any], memory: Any, *, own: bool = False) -> None:
         self.layout = layout
         self.values = values
         self.memory = memory
         self.own = own
+        self.stage = 0
 
     @property
     def nbytes(self) -> int:

@@ -12,10 +12,11 @@ from paceline.core.errors import SchemaError
 from paceline.core.names import parts
 from paceline.core.tree import check, decoded
 from paceline.core.waiting import NOT_YET
+from paceline.server.adding import LONG_WORK
 from paceline.server.lines import Peer
 from paceline.server.named_desk import NamedDesk
 from paceline.server.service import Handler, Service, at_once, buffer, bytes_of, stored
-from paceline.server.variable_desk import LONG_WORK, VariableDesk
+from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Block, Frame
 
 
@@ -65,8 +66,7 @@ class AccumulatorDesk(NamedDesk[AccumulatorState]):
             linked = parts(linked).name
         layout = b"" if request.like is None else request.like.layout
         if variable is not None and request.like is None:
-            assert variable.stored is not None
-            layout = variable.stored.layout
+            layout = variable.layout
         made = AccumulatorState(name, layout, linked, request.max_lag, request.capacity)
         found = self.states.get(name)
         if found is not None and found.definition == made.definition:

@@ -55,7 +55,7 @@ class CollectionDesk(Desk):
 
     def lost(self, peer: Peer) -> None:
         self._makes.pop(peer, None)
-        self._variables.pin(peer, None)
+        self._variables.rounds.pin(peer, None)
         for name, state in self.states.items():
             state.lost(peer)
             if not self._service.parking.waiting(("batch", name)):
@@ -100,7 +100,7 @@ class CollectionDesk(Desk):
         queue = QueueState(name, request.capacity, request.capacity_bytes)
         if request.turns is None:
             return CollectionState(queue, request.batch_size, request.max_lag, current)
-        going = self._variables.round(f"a lockstep round of '{name}'")
+        going = self._variables.rounds.begin(f"a lockstep round of '{name}'")
         return LockstepState(
             queue, request.batch_size, request.turns, current, going, name_of=holder_name
         )
@@ -115,7 +115,7 @@ class CollectionDesk(Desk):
         state = self._collection(request.name)
         if self._makes.get(peer) != request.name:
             self._makes[peer] = peer.making = request.name
-            self._variables.pin(peer, state.round)
+            self._variables.rounds.pin(peer, state.round)
             self._service.parking.allow(peer)
         runs = received(peer, request.runs, frame)
         state.offer(peer, runs, request.abandoned)
@@ -190,7 +190,7 @@ class CollectionDesk(Desk):
     def _free(self, peer: Peer, request: m.Free, frame: Frame) -> None:
         if self._makes.pop(peer, None) is not None:
             peer.making = None
-            self._variables.pin(peer, None)
+            self._variables.rounds.pin(peer, None)
             self._service.parking.allow(peer)
         self._service.answer(peer, frame.request, m.Done())
 
@@ -198,7 +198,7 @@ class CollectionDesk(Desk):
         """End a collection, and all waits of those who make items for it."""
         state = self.states[name]
         state.end()
-        self._variables.forget(state.round)
+        self._variables.rounds.forget(state.round)
         self._changed(name)
         for worker, makes in list(self._makes.items()):
             if makes == name:

@@ -20,6 +20,7 @@ from paceline.server.collection_desk import CollectionDesk
 from paceline.server.lanes import Lanes
 from paceline.server.lines import Peer
 from paceline.server.operation_desk import OperationDesk
+from paceline.server.part_desk import HomeDesk, PartDesk
 from paceline.server.poller import READ, WRITE, Poller
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.reader_desk import ReaderDesk
@@ -35,7 +36,7 @@ R = TypeVar("R")
 
 DESKS = (
     VariableDesk, TagDesk, RowsDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk,
-    ReaderDesk, ClusterDesk, AccumulatorDesk, OperationDesk,
+    ReaderDesk, ClusterDesk, AccumulatorDesk, OperationDesk, HomeDesk, PartDesk,
 )  # fmt: skip
 STRANGERS = 256
 RELEASES = 16

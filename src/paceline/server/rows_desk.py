@@ -16,6 +16,7 @@ from paceline.core.rows import Table, table
 from paceline.core.tree import Array, decoded
 from paceline.core.variable_state import VariableState
 from paceline.core.waiting import Stored
+from paceline.server.adding import LONG_WORK
 from paceline.server.lines import Peer
 from paceline.server.service import (
     Desk,
@@ -28,7 +29,7 @@ from paceline.server.service import (
     bytes_of,
     stored,
 )
-from paceline.server.variable_desk import LONG_WORK, VariableDesk
+from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Frame, Memory
 
 
@@ -61,7 +62,7 @@ class RowsDesk(Desk):
 
     def _gather(self, peer: Peer, request: m.Gather, frame: Frame) -> None:
         what = f"gather '{request.name}'"
-        state = self._variables.variable(request.name)
+        state = self._variables.variable(request.name).in_one_place()
         version, tree = self._variables.current(peer, state)
         rows, indices = _found(tree, request, frame, what)
         layout = rows.rows_layout(request.shape)
@@ -80,7 +81,7 @@ class RowsDesk(Desk):
 
     def _scatter_add(self, peer: Peer, request: m.ScatterAdd, frame: Frame) -> None:
         what = f"scatter_add '{request.name}'"
-        state = self._variables.variable(request.name)
+        state = self._variables.variable(request.name).in_one_place()
         added = stored(request.head, buffer(frame, 1))
         assert state.stored is not None
         rows, indices = _found(state.stored, request, frame, what)

@@ -47,7 +47,7 @@ class TagDesk(Desk):
         if version != request.have:
             tree = state.at(version)
             assert tree is not None
-            reply = self._variables.lend(peer, state, version, tree)
+            reply = self._variables.lend(peer, state, version, tree, hold=request.hold)
         self._variables.tell(peer, frame.request, state, reply)
 
     def _tag(self, peer: Peer, request: m.Tag, frame: Frame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,28 +10,25 @@ from typing import Any
 import numpy as np
 
 from paceline.core import messages as m
-from paceline.core.arithmetic import add, add_values
 from paceline.core.errors import SchemaError, UnknownName, WouldBlock
 from paceline.core.names import beside, checked, parts
-from paceline.core.round import Round
-from paceline.core.tree import Array, decoded
+from paceline.core.tree import Array, check
 from paceline.core.variable_state import VariableState
 from paceline.core.versions import count_of
 from paceline.core.waiting import NOT_YET, NotYet, Stored
+from paceline.server.adding import add_beside
 from paceline.server.lines import Peer
+from paceline.server.rounds import Rounds
 from paceline.server.service import (
     Desk,
     Handler,
     Service,
-    at_once,
     buffer,
-    bytes_of,
     stored,
 )
 from paceline.transports.base import Frame, Lease
 
 WORDS = 4096
-LONG_WORK = 1 << 20
 
 
 class VariableDesk(Desk):
@@ -51,9 +49,9 @@ class VariableDesk(Desk):
         self._bounded: list[str] = []
         # Who has to know of each new version, by the variable's name.
         self.watchers: dict[str, list[Callable[[int], None]]] = {}
-        self._rounds: list[Round] = []
-        # Readers that make items in lockstep read the versions of their round.
-        self._pinned: dict[Peer, Round] = {}
+        self.rounds = Rounds(self.states, self.freed)
+        # Who has which versions kept while they read the parts on other servers.
+        self.reading: Counter[tuple[Peer, str, int]] = Counter()
         self._board = service.arena.allocate(WORDS * 8)
         self._board_words: Array = self._board.array().view(np.int64)
         self._board_words[:] = 0
@@ -70,25 +68,6 @@ class VariableDesk(Desk):
     def listing(self) -> tuple[str, dict[str, Any]]:
         return "variables", {name: count_of(state.version) for name, state in self.states.items()}
 
-    def round(self, what: str) -> Round:
-        """A round whose workers are to be pinned to it, until it is forgotten."""
-        made = Round(what, self.states, self.freed)
-        self._rounds.append(made)
-        return made
-
-    def forget(self, ended: Round | None) -> None:
-        """Let go of what a round holds, and of the round."""
-        if ended in self._rounds:
-            self._rounds.remove(ended)
-            ended.end()
-            self._pinned = {peer: one for peer, one in self._pinned.items() if one is not ended}
-
-    def pin(self, peer: Peer, going: Round | None) -> None:
-        """From now on a peer reads the versions of that round, or again what is current."""
-        self._pinned.pop(peer, None)
-        if going in self._rounds:
-            self._pinned[peer] = going
-
     def lost(self, peer: Peer) -> None:
         # Versions belong to nobody; what the peer held comes back by itself.
         for name in self.states:
@@ -97,8 +76,7 @@ class VariableDesk(Desk):
     def reset(self, gone: Callable[[str], bool]) -> None:
         ended = [name for name in self.states if gone(name)]
         for name in ended:
-            for going in self._rounds:
-                going.forget(name)
+            self.rounds.reset(name)
             del self.states[name]
             self.watchers.pop(name, None)
             word = self._words.pop(name)
@@ -125,20 +103,34 @@ class VariableDesk(Desk):
         waiting = self._service.parking.waiting
         return any(waiting(("write", name)) for name in self._bounded)
 
-    def lend(self, peer: Peer, state: VariableState, version: int, tree: Stored) -> Any:
-        """The reply with a kept version, which stays kept for as long as the peer looks at it."""
-        reply = m.Value(version, tree.layout, tree.values)
+    def lend(
+        self, peer: Peer, state: VariableState, version: int, tree: Stored, *, hold: bool
+    ) -> Any:
+        """The reply with a kept version, which stays kept for as long as the peer looks at it.
+
+        Where it is spread, and the peer can `hold` it, also until the peer has read it all.
+
+        Raises:
+            SchemaError: it is spread, and the peer asked for a whole tree.
+        """
+        reply = m.Value(version, tree.layout, tree.values, tree.stage)
+        if state.spread is not None:
+            if not hold:
+                state.in_one_place()
+            state.kept.hold(version, peer)
+            self.reading[peer, state.name, version] += 1
         if tree.memory is None:
             return reply
         state.kept.hold(version, peer)
-        back = partial(self._let_go, state, version, peer)
+        back = partial(self.let_go, state, version, peer)
         return reply, (Lease(tree.memory, partial(self._service.ended.append, back)),)
 
     def freed(self, name: str) -> None:
         """Memory of a variable has become free: those who wait to write are asked again."""
         self._service.parking.changed(("write", name), in_order=True)
 
-    def _let_go(self, state: VariableState, version: int, peer: Peer) -> None:
+    def let_go(self, state: VariableState, version: int, peer: Peer) -> None:
+        """Undo one hold of a peer on a version."""
         if state.kept.let_go(version, peer):
             self.freed(state.name)
 
@@ -150,8 +142,19 @@ class VariableDesk(Desk):
         self._service.parking.changed(("variable", name))
         self.freed(name)
 
-    def _made(self, peer: Peer, request: m.Define, first: Stored) -> VariableState:
-        name, bound = request.name, request.memory
+    def made(
+        self,
+        peer: Peer,
+        name: str,
+        first: Stored,
+        bound: int | None = None,
+        spread: m.Spreading | None = None,
+    ) -> VariableState:
+        """The variable of that name, which is made unless there is one.
+
+        Raises:
+            SchemaError: it exists with another bound, or there cannot be such a one.
+        """
         state = self.states.get(name)
         if state is not None:
             if bound is not None and bound != state.kept.bound:
@@ -161,7 +164,9 @@ class VariableDesk(Desk):
             return state
         if not self._free_words:
             raise SchemaError(f"variable '{name}': a server holds {WORDS} variables at most")
-        state = VariableState(checked(name), self._epoch, memory=bound, called=holder_name)
+        state = VariableState(
+            checked(name), self._epoch, memory=bound, spread=spread, called=holder_name
+        )
         state.kept.check_bound(first.nbytes)
         if bound is not None:
             self._bounded.append(name)
@@ -170,11 +175,12 @@ class VariableDesk(Desk):
         self._service.containers.made("variable", name, peer)
         return state
 
-    def _defined(self, peer: Peer, name: str, fresh: bool) -> Any:
+    def defined(self, peer: Peer, name: str, fresh: bool) -> Any:
+        """The reply to who asked for a variable, which is there."""
         state = self.states[name]
         bounded = state.kept.bound is not None
-        version = self._round_version(peer, name) or state.version
-        reply = m.Defined(version, self._words[name], fresh, bounded)
+        version = self.rounds.version(peer, name) or state.version
+        reply = m.Defined(version, self._words[name], fresh, bounded, state.spread)
         if not peer.channel.shares_memory or peer.board_sent:
             return reply
         peer.board_sent = True
@@ -182,22 +188,29 @@ class VariableDesk(Desk):
 
     def _define(self, peer: Peer, request: m.Define, frame: Frame) -> None:
         first = stored(request.head, buffer(frame, 0))
-        state = self._made(peer, request, first)
+        state = self.made(peer, request.name, first, request.memory)
 
         def attempt() -> Any:
-            fresh = state.define(first, overwrite=request.overwrite, writer=peer)
-            if fresh is NOT_YET:
-                return NOT_YET
-            if fresh:
-                for going in self._rounds:
-                    going.defined(state)
-                self.committed(request.name)
-            return self._defined(peer, request.name, fresh)
+            return self.define(peer, state, first, request.overwrite)
 
-        if request.overwrite:
-            self._write(peer, request, frame, "variable", first, attempt)
+        if state.spread is not None:
+            # Its writes take other requests, also where it is to be overwritten.
+            check(first.layout, state.layout, f"variable '{state.name}'")
+            self._service.answer(peer, frame.request, self.defined(peer, state.name, False))
+        elif request.overwrite:
+            self.write(peer, request, frame, "variable", first, attempt)
         else:
             self._service.answer(peer, frame.request, attempt())
+
+    def define(self, peer: Peer, state: VariableState, first: Stored, overwrite: bool) -> Any:
+        """Give a variable its first value, or find it with one, and say so; or not yet."""
+        fresh = state.define(first, overwrite=overwrite, writer=peer)
+        if fresh is NOT_YET:
+            return NOT_YET
+        if fresh:
+            self.rounds.defined(state)
+            self.committed(state.name)
+        return self.defined(peer, state.name, fresh)
 
     def _await(self, peer: Peer, request: m.Await, frame: Frame) -> None:
         name = checked(request.name)
@@ -205,7 +218,7 @@ class VariableDesk(Desk):
         def attempt() -> Any:
             if name not in self.states or self.states[name].defined() is NOT_YET:
                 return NOT_YET
-            return self._defined(peer, name, False)
+            return self.defined(peer, name, False)
 
         def what() -> str:
             return (
@@ -217,40 +230,48 @@ class VariableDesk(Desk):
         self._service.ask(peer, frame, ("variable", name), attempt, request.timeout, what)
 
     def _assign(self, peer: Peer, request: m.Assign, frame: Frame) -> None:
-        state = self.variable(request.name)
+        state = self.variable(request.name).in_one_place()
         new = stored(request.head, buffer(frame, 0))
 
         def attempt() -> Any:
-            version = state.assign(new, peer)
-            if version is NOT_YET:
-                return NOT_YET
-            self.committed(request.name)
-            return m.Version(version)
+            return self.assign(peer, state, new)
 
-        self._write(peer, request, frame, "assign", new, attempt)
+        self.write(peer, request, frame, "assign", new, attempt)
+
+    def assign(self, peer: Peer, state: VariableState, new: Stored) -> Any:
+        """Make a tree the current one, and say which version it is; or not yet."""
+        version = state.assign(new, peer)
+        if version is NOT_YET:
+            return NOT_YET
+        self.committed(state.name)
+        return m.Version(version)
 
     def _add(self, peer: Peer, request: m.Add, frame: Frame) -> None:
-        state = self.variable(request.name)
+        state = self.variable(request.name).in_one_place()
         delta = stored(request.head, buffer(frame, 0))
 
         def begun(current: Any) -> None:
-            self._add_beside(peer, frame.request, state, current, delta)
+            def done(total: Stored, error: Exception | None) -> None:
+                self.added(peer, frame.request, state, total, error)
+
+            add_beside(self._service, current, delta, done)
 
         def attempt() -> Any:
             return state.begin_add(delta, peer)
 
-        self._write(peer, request, frame, "assign_add", delta, attempt, begun)
+        self.write(peer, request, frame, "assign_add", delta, attempt, begun)
 
-    def _write(
+    def write(
         self,
         peer: Peer,
-        request: m.Define | m.Assign | m.Add,
+        request: m.Define | m.Assign | m.Add | m.Commit,
         frame: Frame,
         asked: str,
         new: Stored,
         attempt: Callable[[], Any],
         then: Callable[[Any], None] | None = None,
     ) -> None:
+        """As `in_turn`, once it is known that it can be written."""
         state = self.states[request.name]
         # What can never be written hears so now, also behind those who wait.
         state.check_write(asked, new, peer)
@@ -276,25 +297,6 @@ class VariableDesk(Desk):
             peer, frame, ("write", state.name), attempt, timeout, what,
             behind=True, in_vain=lambda: self.freed(state.name), then=then,
         )  # fmt: skip
-
-    def _add_beside(
-        self, peer: Peer, number: int, state: VariableState, current: Stored, delta: Stored
-    ) -> None:
-        """Compute the sum in new memory, so that readers of the current version go on."""
-        total = Stored(current.layout, [], None)
-
-        def work() -> None:
-            nbytes = decoded(current.layout).nbytes
-            block = self._service.arena.allocate(nbytes)
-            add(current.layout, bytes_of(current), delta.layout, bytes_of(delta), block.array())
-            total.memory = block
-            total.values = add_values(current.layout, current.values, delta.layout, delta.values)
-
-        def done(error: Exception | None) -> None:
-            self.added(peer, number, state, total, error)
-
-        long = delta.memory is not None and delta.memory.nbytes > LONG_WORK
-        (self._service.run_long if long else at_once)(work, done)
 
     def added(
         self,
@@ -324,7 +326,7 @@ class VariableDesk(Desk):
             version, tree = found
             if version == request.have:
                 return m.Value(version, b"", [])
-            return self.lend(peer, state, version, tree)
+            return self.lend(peer, state, version, tree, hold=request.hold)
 
         def what() -> str:
             return (
@@ -350,7 +352,7 @@ class VariableDesk(Desk):
 
         `service.run_long` comes after that.
         """
-        version = self._round_version(peer, state.name)
+        version = self.rounds.version(peer, state.name)
         tree = state.stored if version is None else state.at(version)
         assert tree is not None
         return state.version if version is None else version, tree
@@ -363,7 +365,7 @@ class VariableDesk(Desk):
         Raises:
             WouldBlock: its round has to end before it can read a newer one, and waits for it.
         """
-        if self._round_version(peer, state.name) is None:
+        if self.rounds.version(peer, state.name) is None:
             return state.read(request.newer_than)
         version, tree = self.current(peer, state)
         if version > request.newer_than:
@@ -372,13 +374,9 @@ class VariableDesk(Desk):
             return NOT_YET
         raise WouldBlock(
             f"read '{state.name}' newer than version {count_of(request.newer_than)}: in"
-            f" {self._pinned[peer]} it is {count_of(version)}, and the next round begins only after"
-            " this worker's items: yield them first"
+            f" {self.rounds.of(peer)} it is {count_of(version)}, and the next round begins only"
+            " after this worker's items: yield them first"
         )
-
-    def _round_version(self, peer: Peer, name: str) -> int | None:
-        going = self._pinned.get(peer)
-        return None if going is None else going.version(name)
 
 
 def _nothing() -> None:

@@ -37,6 +37,15 @@ from paceline.core.messages.members import (
     Stop,
 )
 from paceline.core.messages.operations import FindOperation, RunOperation
+from paceline.core.messages.parts import (
+    Abandon,
+    Begin,
+    Commit,
+    CommitFirst,
+    LetGo,
+    ReadPart,
+    Stage,
+)
 from paceline.core.messages.queues import (
     CloseQueue,
     DefineQueue,
@@ -65,6 +74,8 @@ from paceline.core.messages.replies import (
     Request,
     Result,
     RunHead,
+    Spreading,
+    Staging,
     Text,
     Value,
     Version,
@@ -98,6 +109,7 @@ from paceline.core.names import shown
 
 __all__ = [
     "NO_VERSION",
+    "Abandon",
     "AbortBarrier",
     "AccumulatorStats",
     "Add",
@@ -107,9 +119,12 @@ __all__ = [
     "Assign",
     "Await",
     "AwaitCounter",
+    "Begin",
     "Cancel",
     "CloseQueue",
     "CollectionStats",
+    "Commit",
+    "CommitFirst",
     "Contribute",
     "Count",
     "Define",
@@ -139,6 +154,7 @@ __all__ = [
     "Join",
     "Joined",
     "Leave",
+    "LetGo",
     "Locate",
     "Mean",
     "Message",
@@ -150,6 +166,7 @@ __all__ = [
     "QueueStats",
     "R",
     "Read",
+    "ReadPart",
     "ReadTag",
     "Receipt",
     "Rejoin",
@@ -165,6 +182,9 @@ __all__ = [
     "RunHead",
     "RunOperation",
     "ScatterAdd",
+    "Spreading",
+    "Stage",
+    "Staging",
     "Stats",
     "Stop",
     "Stopping",
@@ -241,6 +261,13 @@ Requests: TypeAlias = (
     | AccumulatorStats
     | FindOperation
     | RunOperation
+    | Begin
+    | Abandon
+    | CommitFirst
+    | Commit
+    | Stage
+    | ReadPart
+    | LetGo
 )
 
 encode = msgspec.msgpack.Encoder().encode

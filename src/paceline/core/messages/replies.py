@@ -65,11 +65,26 @@ class Version(Message, tag=101, frozen=True, gc=False):
 
 
 class Value(Message, tag=102, frozen=True, gc=False):
-    """A variable's tree at one version; its arrays are in the frame's buffer."""
+    """A variable's tree at one version; its arrays are in the frame's buffer.
+
+    Of one that is spread it is the home's share, and `stage` is what the others have theirs under.
+    """
 
     version: int
     layout: bytes
     values: list[Any]
+    stage: int = 0
+
+
+class Spreading(Message, frozen=True, gc=False):
+    """The layout of a tree that is spread over servers, and which task has what of it.
+
+    The first part is the home's. A piece is the number of a leaf, the first of its rows, and the
+    one after the last; -1 for all of the leaf.
+    """
+
+    layout: bytes
+    parts: list[tuple[str, list[tuple[int, int, int]]]]
 
 
 class Defined(Message, tag=103, frozen=True, gc=False):
@@ -79,6 +94,7 @@ class Defined(Message, tag=103, frozen=True, gc=False):
     word: int
     fresh: bool
     bounded: bool = False
+    spread: Spreading | None = None
 
 
 class Items(Message, tag=104, frozen=True, gc=False):
@@ -167,6 +183,20 @@ class Result(Message, tag=155, frozen=True, gc=False):
     values: list[Any]
 
 
+class Staging(Message, tag=160, frozen=True, gc=False):
+    """A write may begin, to be staged under `stage`; 0 when there is nothing to write.
+
+    `base` is the stage of the current `version`. Parts need the stages of `keep`, and of all others
+    none below `below`.
+    """
+
+    stage: int
+    base: int = 0
+    version: int = NO_VERSION
+    keep: list[int] = []
+    below: int = 0
+
+
 Reply: TypeAlias = (
     Done
     | Version
@@ -181,4 +211,5 @@ Reply: TypeAlias = (
     | PieceHead
     | Mean
     | Result
+    | Staging
 )

@@ -55,7 +55,8 @@ class Add(Request[Version], tag=13, frozen=True, gc=False):
 class Read(Request[Value], tag=14, frozen=True, gc=False):
     """The current tree, once its version is above `newer_than`.
 
-    Without its layout if it is the version that the reader has.
+    Without its layout if it is the version that the reader has. With `hold` the version is kept
+    until the reader lets go of it, while it reads the parts on other servers.
     """
 
     cause: ClassVar[str] = VARIABLE
@@ -64,14 +65,16 @@ class Read(Request[Value], tag=14, frozen=True, gc=False):
     newer_than: int
     timeout: float | None
     have: int = NO_VERSION
+    hold: bool = False
 
 
 class ReadTag(Request[Value], tag=15, frozen=True, gc=False):
-    """The tree that a tag names; without its layout if it is the version that the reader has."""
+    """The tree that a tag names; `have` and `hold` as for `Read`."""
 
     name: str
     tag: str
     have: int = NO_VERSION
+    hold: bool = False
 
 
 class Tag(Request[Version], tag=16, frozen=True, gc=False):

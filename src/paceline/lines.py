@@ -1,0 +1,242 @@
+"""A session's lines to the servers of its cluster, and which of them is the home of a name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from paceline.connection import Connection
+from paceline.core import messages as m
+from paceline.core import names
+from paceline.core.clock import left
+from paceline.core.errors import Disconnected, PacelineError, TimedOut, UnknownName
+from paceline.core.spec import Task
+from paceline.placement import Setter
+
+Anew: TypeAlias = Callable[[str, float | None, threading.Event], Connection]
+"""Joins again at a task, within so many seconds or until it is given up."""
+
+
+class Lines:
+    """A session's lines: one to each server, or a single one.
+
+    `first` goes to the server that knows where names are at home. Where `anew` can join again at a
+    task, a line whose server has ended is replaced when it is asked for by `line` or `mend`.
+    """
+
+    def __init__(
+        self,
+        first: Connection,
+        by_task: dict[str, Connection] | None = None,
+        anew: Anew | None = None,
+    ) -> None:
+        self._first = first
+        self._by_task = by_task or {}
+        self._anew = anew
+        self._ending = threading.Event()
+        self._joining = {task: threading.Lock() for task in self._by_task}
+        self.container = ""
+        """The container of what a thread finds and makes, unless it is inside of another."""
+        self._homes: dict[tuple[str, str], str] = {}
+        self._generations: dict[str, int] = {}
+        self.operations: dict[tuple[str, str], Connection] = {}
+        """Which server has an operation, by its name and the task that was asked for."""
+        self._device = threading.local()
+        self._inside = threading.local()
+
+    @property
+    def first(self) -> Connection:
+        """The line to the first server."""
+        return next(iter(self._by_task.values()), self._first)
+
+    @property
+    def all(self) -> list[Connection]:
+        """All lines, `first` the first."""
+        return list(self._by_task.values()) or [self.first]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks at their other ends, where there are several."""
+        return list(self._by_task)
+
+    def task(self, line: Connection) -> str | None:
+        """The task at the other end of a line, where there are several servers."""
+        return next((task for task, each in self._by_task.items() if each is line), None)
+
+    def of_servers(self, task: str = "") -> list[Connection]:
+        """The lines to all servers, or to the one that is `task`, if there is a choice.
+
+        Raises:
+            UnknownName: no server of the cluster is that task; the message lists those there are.
+        """
+        if not task or not self._by_task:
+            return self.all
+        if task not in self._by_task:
+            raise UnknownName(f"{task} runs no server; there are {self.tasks}")
+        return [self._by_task[task]]
+
+    @property
+    def device(self) -> str | Setter | None:
+        """What this thread proposes as home of what it makes: a task, or who chooses one."""
+        found: str | Setter | None = getattr(self._device, "task", None)
+        return found
+
+    @device.setter
+    def device(self, task: str | Setter | None) -> None:
+        self._device.task = task
+
+    @contextmanager
+    def proposing(self, task: str | Setter | None) -> Iterator[None]:
+        """Let that be what this thread proposes within the block."""
+        before, self.device = self.device, task
+        try:
+            yield
+        finally:
+            self.device = before
+
+    def server(self, task: str) -> str:
+        """The task, as people write it.
+
+        Raises:
+            SchemaError: it is no task.
+            UnknownName: it runs no server of this cluster.
+        """
+        wanted = str(Task.parse(task))
+        if self._by_task and wanted not in self._by_task:
+            raise UnknownName(f"{wanted} runs no server; there are {self.tasks}")
+        return wanted
+
+    @contextmanager
+    def inside(self, container: str, generation: int | None = None) -> Iterator[None]:
+        """Let this thread be in that container within the block; of that generation, if told."""
+        before, self._inside.place = self.place, (container, generation)
+        try:
+            yield
+        finally:
+            self._inside.place = before
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """The container that this thread is in, and its generation if that was told."""
+        found: tuple[str, int | None] = getattr(self._inside, "place", (self.container, None))
+        return found
+
+    def key(self, name: str, timeout: float | None = 0.0) -> str:
+        """How a name travels that is found or made now.
+
+        A reset after this ends what is done with the key.
+        """
+        container, generation = self.place
+        if generation is None:
+            first = self.line(self.tasks[0], timeout) if self._by_task else self.first
+            generation = int(first.call(m.Enter(container)).content)
+            if generation != self._generations.setdefault(container, generation):
+                # What there was has no homes any more.
+                self._homes.clear()
+                self._generations.clear()
+        return names.key(name, container, generation)
+
+    def home(
+        self,
+        kind: str,
+        key: str,
+        *,
+        make: bool = True,
+        near: Connection | None = None,
+        nbytes: int = 0,
+        timeout: float | None = 0.0,
+    ) -> Connection:
+        """The line to the home of a key, which is chosen now if it is to be made.
+
+        Then it is at the other end of `near`, if that is given, else where `device` wants a thing
+        of that many bytes. What is not to be made is waited for, for `timeout` seconds.
+        """
+        proposal = self._proposal(kind, names.parts(key).name, near, nbytes) if make else ""
+        if not self._by_task:
+            return self.first
+        began = time.monotonic()
+        first = self.line(self.tasks[0], timeout)
+        if len(self._by_task) < 2:
+            return first
+        found = self._homes.get((kind, key))
+        if found is None:
+            limit = 0.0 if make else left(timeout, began)
+            request = m.Locate(kind, key, proposal, limit)
+            found = self._homes[kind, key] = first.call(request, timeout=limit).content
+        return self.line(found, left(timeout, began))
+
+    def now(self, tasks: Iterable[str]) -> dict[str, Connection]:
+        """The lines to tasks as they are, dead or alive."""
+        return {task: self._by_task[task] for task in tasks}
+
+    def line(self, task: str, timeout: float | None) -> Connection:
+        """The line to a task; another one if its server has ended, once there is a server again.
+
+        Raises:
+            TimedOut: there is none within `timeout` seconds.
+            Refused: that server would not have this session.
+        """
+        found, began = self._by_task[task], time.monotonic()
+        if self._anew is None or found.alive() or found.forked or self._ending.is_set():
+            return found
+        lock = self._joining[task]
+        if not lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimedOut(
+                f"{task} at {found.address} cannot be reached; starting it ends the wait"
+            )
+        try:
+            if self._by_task[task] is not found:
+                return self._by_task[task]
+            made = self._anew(task, left(timeout, began), self._ending)
+            self._by_task[task] = made
+            self.operations = {
+                asked: line for asked, line in self.operations.items() if line is not found
+            }
+            found.close()
+            if self._ending.is_set():
+                made.close()
+            elif made is self.first:
+                self._tell_homes(made)
+            return made
+        finally:
+            lock.release()
+
+    def mend(
+        self, used: Mapping[str, Connection], error: Disconnected, timeout: float | None
+    ) -> None:
+        """Replace those of the lines used that have ended; raises what `line` raises.
+
+        Where none has, or none can be replaced, `error` is raised.
+        """
+        began = time.monotonic()
+        gone = [task for task, line in used.items() if not line.alive() and not line.forked]
+        if not gone or self._anew is None or self._ending.is_set():
+            raise error
+        for task in gone:
+            self.line(task, left(timeout, began))
+
+    def end(self) -> None:
+        """From now on no line is replaced; whoever waits for one gets what is there."""
+        self._ending.set()
+
+    def _tell_homes(self, first: Connection) -> None:
+        """The first server was started again: what this session knows of homes is proposed anew."""
+        for (kind, key), task in list(self._homes.items()):
+            self._homes[kind, key] = first.call(m.Locate(kind, key, task, 0.0)).content
+
+    def _proposal(self, kind: str, name: str, near: Connection | None, nbytes: int) -> str:
+        beside = None if near is None else self.task(near)
+        if beside is not None:
+            return beside
+        wanted = self.device
+        if callable(wanted):
+            # It is asked for what has a home, too: so it counts the same in every process.
+            wanted = wanted(kind, name, nbytes)
+            try:
+                wanted = None if wanted is None else self.server(wanted)
+            except PacelineError as e:
+                raise type(e)(f"device: the {kind} '{name}': {e}") from e
+        return wanted or next(iter(self._by_task), "")

@@ -1,0 +1,344 @@
+"""Variables spread over several servers: one version for all, whose home alone numbers and commits.
+
+A write begins at the home, is staged on the others, and is committed at the home. A read asks the
+home, which keeps that version until the reader has fetched the parts that the others have of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, TypeVar
+
+from msgspec.structs import replace
+
+from paceline.connection import Connection, Pending
+from paceline.core import messages as m
+from paceline.core import spreading
+from paceline.core.clock import left
+from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut
+from paceline.core.names import quoted
+from paceline.core.tree import Flat, check
+from paceline.core.versions import count_of
+from paceline.lines import Lines
+from paceline.packing import memory, pack, taken, view
+from paceline.stores import LARGE, Hint, hinted
+from paceline.transports.base import Buffers, Lease
+
+R = TypeVar("R")
+
+
+class Spread:
+    """Where the tree of a spread variable is stored.
+
+    When a server was started again, this joins it anew. What it had is lost: then reads and
+    additions wait for the next assign, and where it was the home, all wait until somebody gives the
+    variable a first value again.
+    """
+
+    bounded = False
+
+    def __init__(
+        self, lines: Lines, key: str, home: Connection, plan: m.Spreading, seen: Hint | None
+    ) -> None:
+        self._lines = lines
+        self._name = key
+        self._task = plan.parts[0][0]
+        # They change together, when the home was started again.
+        self._known = home, plan, seen
+
+    @property
+    def home(self) -> Connection:
+        return self._known[0]
+
+    def hint(self) -> int | None:
+        seen = self._known[2]
+        return None if seen is None else seen.version()
+
+    def write(self, tree: Any, what: str, *, adding: bool, timeout: float | None) -> int:
+        flat, began = taken(tree, what), time.monotonic()
+        while True:
+            used = self._lines.now(self._tasks)
+            try:
+                home, plan = self._home(what, left(timeout, began))
+                used = _reached(self._lines, plan, what, left(timeout, began))
+                shares = spreading.shares(plan, flat, what)
+                if adding:
+                    spreading.check_added(plan.layout, what)
+                kind: Literal["assign", "add"] = "add" if adding else "assign"
+                turn = _begun(home, self._name, kind, left(timeout, began))
+                lost = _staged(used, self._name, plan, turn, shares, what, adding=adding)
+            except Disconnected as e:
+                with _said_of(what):
+                    self._lines.mend(used, e, left(timeout, began))
+                continue
+            if not lost:
+                spare = left(timeout, began)
+                return _committed(home, self._name, turn, shares[0], what, spare, adding=adding)
+            _abandon(home, self._name, turn)
+            self._wait_for_assign(home, turn.version, what, lost, began, timeout)
+
+    def fetch(
+        self, request: m.Read | m.ReadTag, patience: float | None, timeout: float | None
+    ) -> tuple[int, Any, int]:
+        what, began = f"read {quoted(self._name)}", time.monotonic()
+        lost = ""
+        while True:
+            used = self._lines.now(self._tasks)
+            try:
+                home, plan = self._home(what, left(timeout, began))
+                used = self._lines.now([task for task, _ in plan.parts])
+                found = self._read(home, plan, used, replace(request, hold=True), patience)
+            except Disconnected as e:
+                with _said_of(what):
+                    self._lines.mend(used, e, left(timeout, began))
+                continue
+            except TimedOut as e:
+                raise TimedOut(f"{e}{lost}") from e
+            version, tree, nbytes, lacking = found
+            if not lacking:
+                return version, tree, nbytes
+            lost = f"; {_has_lost(lacking, version)}"
+            if isinstance(request, m.ReadTag):
+                raise Disconnected(f"{what}, tag '{request.tag}'{lost}, and nothing brings it back")
+            patience = left(timeout, began)
+            request = replace(request, newer_than=version, timeout=patience)
+
+    def call(self, request: m.Request[R]) -> R:
+        home, _ = self._home(self._name, 0.0)
+        return home.call(request)
+
+    def give_back(self) -> None:
+        for line in self._lines.now(self._tasks).values():
+            line.give_back()
+
+    @property
+    def _tasks(self) -> list[str]:
+        return [task for task, _ in self._known[1].parts]
+
+    def _home(self, what: str, timeout: float | None) -> tuple[Connection, m.Spreading]:
+        """The line to the home, and how the variable is spread."""
+        began = time.monotonic()
+        with _said_of(what):
+            line = self._lines.line(self._task, timeout)
+            known, plan, _ = self._known
+            if line is known:
+                return line, plan
+            # Its server was started again.
+            spare = left(timeout, began)
+            defined, buffers = line.exchange(m.Await(self._name, spare), timeout=spare)
+        if defined.spread is None:
+            raise SchemaError(f"{what}: it is on one server now; find it again")
+        self._known = line, defined.spread, hinted(line, defined, buffers)
+        return line, defined.spread
+
+    def _read(
+        self,
+        home: Connection,
+        plan: m.Spreading,
+        used: Mapping[str, Connection],
+        request: m.Read | m.ReadTag,
+        patience: float | None,
+    ) -> tuple[int, Any, int, list[str]]:
+        """A version, its tree and bytes, and who has lost its part of it."""
+        name, held = self._name, m.NO_VERSION
+
+        def undo(reply: m.Value) -> m.LetGo:
+            return m.LetGo(name, m.NO_VERSION if reply.version == request.have else reply.version)
+
+        try:
+            with home.interrupts:
+                value, buffers = home.exchange(request, timeout=patience, undo=undo)
+                if value.version == request.have:
+                    return value.version, None, 0, []
+                held = value.version
+            tree, nbytes, lost = _gathered(used, name, plan, value, buffers)
+            return held, tree, nbytes, lost
+        finally:
+            if held != m.NO_VERSION:
+                with suppress(PacelineError):
+                    home.tell(m.LetGo(name, held))
+
+    def _wait_for_assign(
+        self,
+        home: Connection,
+        version: int,
+        what: str,
+        lost: list[str],
+        began: float,
+        timeout: float | None,
+    ) -> None:
+        """Wait for the version that has what was lost: nothing can be added to the current one."""
+        used, spare = self._lines.now(self._tasks), left(timeout, began)
+        request = m.Read(self._name, version, spare, hold=True)
+        try:
+            value, _ = home.exchange(request, timeout=spare)
+            home.tell(m.LetGo(self._name, value.version))
+        except TimedOut as e:
+            waited = time.monotonic() - began
+            raise TimedOut(f"{what}, after {waited:.1f} s: {_has_lost(lost, version)}") from e
+        except Disconnected as e:
+            with _said_of(what):
+                self._lines.mend(used, e, left(timeout, began))
+
+
+def initialised(
+    lines: Lines, name: str, plan: m.Spreading, flat: Flat, timeout: float | None
+) -> tuple[Connection, m.Defined, Buffers] | None:
+    """Give a variable its first value, or find that it has one; `None` if it is in one place.
+
+    Raises:
+        SchemaError: it exists with another structure; the message names the first odd leaf.
+        TimedOut: a server that died was not started again in time.
+    """
+    what, began = f"spread {quoted(name)}", time.monotonic()
+    shares = spreading.shares(plan, flat, what)
+    while True:
+        used = lines.now([task for task, _ in plan.parts])
+        try:
+            used = _reached(lines, plan, what, left(timeout, began))
+            home = used[plan.parts[0][0]]
+            turn = _begun(home, name, "first", 0.0)
+            if turn.stage == 0:
+                defined, buffers = home.exchange(m.Await(name, left(timeout, began)))
+                if defined.spread is None:
+                    return None
+                check(flat.layout, defined.spread.layout, f"variable {quoted(name)}")
+                return home, defined, buffers
+            _staged(used, name, plan, turn, shares, what, adding=False)
+            try:
+                with home.interrupts:
+                    head, block = pack(home.arena, shares[0], what)
+                    first = m.CommitFirst(name, head, turn.stage, plan)
+                    return home, *home.exchange(first, [block])
+            except BaseException:
+                _abandon(home, name, turn)
+                raise
+        except Disconnected as e:
+            with _said_of(what):
+                lines.mend(used, e, left(timeout, began))
+
+
+def _reached(
+    lines: Lines, plan: m.Spreading, what: str, timeout: float | None
+) -> dict[str, Connection]:
+    """The lines to all parts; where a server has died, once it was started again."""
+    began = time.monotonic()
+    with _said_of(what):
+        return {task: lines.line(task, left(timeout, began)) for task, _ in plan.parts}
+
+
+def _begun(
+    home: Connection, name: str, kind: Literal["first", "assign", "add"], timeout: float | None
+) -> m.Staging:
+    return home.exchange(
+        m.Begin(name, kind, timeout),
+        timeout=timeout if kind == "add" else 0.0,
+        undo=lambda turn: m.Abandon(name, turn.stage),
+    )[0]
+
+
+def _abandon(home: Connection, name: str, turn: m.Staging) -> None:
+    with suppress(PacelineError):
+        home.tell(m.Abandon(name, turn.stage))
+
+
+def _staged(
+    used: Mapping[str, Connection],
+    name: str,
+    plan: m.Spreading,
+    turn: m.Staging,
+    shares: list[dict[str, Any]],
+    what: str,
+    *,
+    adding: bool,
+) -> list[str]:
+    """Have the others keep their shares of a write; who lacks what it is added to."""
+    base = turn.base if adding else None
+    pending: list[tuple[str, Pending]] = []
+    try:
+        for (task, _), share in zip(plan.parts[1:], shares[1:], strict=True):
+            line = used[task]
+            with line.interrupts:
+                head, block = pack(line.arena, share, what)
+                request = m.Stage(name, head, turn.stage, base, turn.keep, turn.below)
+                pending.append((task, line.post(request, [block])))
+        return [task for task, one in pending if not one.result()[0].content]
+    except BaseException:
+        for _, one in pending:
+            one.forget()
+        _abandon(used[plan.parts[0][0]], name, turn)
+        raise
+
+
+def _committed(
+    home: Connection,
+    name: str,
+    turn: m.Staging,
+    share: dict[str, Any],
+    what: str,
+    timeout: float | None,
+    *,
+    adding: bool,
+) -> int:
+    try:
+        with home.interrupts:
+            head, block = pack(home.arena, share, what)
+            request = m.Commit(name, head, turn.stage, adding, timeout)
+            return home.call(request, [block], 0.0 if adding else timeout).version
+    except BaseException:
+        _abandon(home, name, turn)
+        raise
+
+
+def _gathered(
+    used: Mapping[str, Connection],
+    name: str,
+    plan: m.Spreading,
+    value: m.Value,
+    buffers: Buffers,
+) -> tuple[Any, int, list[str]]:
+    """The whole tree, its bytes, and who has lost its part; the parts are fetched side by side."""
+    tasks = [task for task, _ in plan.parts]
+    pending: list[Pending] = []
+    found = [(value, memory(buffers))]
+    try:
+        for task in tasks[1:]:
+            pending.append(used[task].post(m.ReadPart(name, value.stage)))
+        for one in pending:
+            reply, its = one.result()
+            found.append((reply, memory(its)))
+    except BaseException:
+        for one in pending:
+            one.forget()
+        raise
+    lost = [
+        task for task, (reply, _) in zip(tasks, found, strict=True) if reply.version == m.NO_VERSION
+    ]
+    if lost:
+        return None, 0, lost
+    nbytes = sum(block.nbytes for _, block in found if block is not None)
+    shares = []
+    for task, (reply, block) in zip(tasks, found, strict=True):
+        if block is not None and nbytes >= LARGE:
+            # Told at once that nobody looks any more, not with the next message.
+            block = Lease(block, used[task].give_back)
+        shares.append(view(reply.layout, reply.values, block))
+    return spreading.joined(plan, shares), nbytes, []
+
+
+def _has_lost(tasks: list[str], version: int) -> str:
+    return (
+        f"{' and '.join(tasks)} lost what it had of version {count_of(version)} when it was started"
+        " again; the next assign ends the wait"
+    )
+
+
+@contextmanager
+def _said_of(what: str) -> Iterator[None]:
+    """Begin the message of a TimedOut with what was asked."""
+    try:
+        yield
+    except TimedOut as e:
+        raise TimedOut(f"{what}: {e}") from e

@@ -1,0 +1,124 @@
+"""Where a variable is stored, as its handle sees it; and how that is with one server."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from paceline.connection import Connection
+from paceline.core import messages as m
+from paceline.core.tree import Array
+from paceline.core.versions import epoch_of
+from paceline.packing import memory, pack, view
+from paceline.transports.base import Buffers, Lease
+
+R = TypeVar("R")
+
+LARGE = 1 << 20
+"""Bytes from which on a version is not kept only to be found again."""
+
+
+class Store(Protocol):
+    """Reads and writes a variable's tree, wherever it is."""
+
+    @property
+    def home(self) -> Connection:
+        """The line to its home."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its versions may take so many bytes only."""
+
+    def hint(self) -> int | None:
+        """The version that a read gives, where that can be seen without a message."""
+
+    def write(self, tree: Any, what: str, *, adding: bool, timeout: float | None) -> int:
+        """Replace the tree, or add to it; the new version."""
+
+    def fetch(
+        self, request: m.Read | m.ReadTag, patience: float | None, timeout: float | None
+    ) -> tuple[int, Any, int]:
+        """A version, its tree and bytes; no tree if it is the version that there is.
+
+        `patience` is how long it may take by itself until there is such a version, `timeout` how
+        long it may take if a server has to be started again.
+        """
+
+    def call(self, request: m.Request[R]) -> R:
+        """Ask the home what needs no tree."""
+
+    def give_back(self) -> None:
+        """Let servers know now what memory of theirs is no longer looked at."""
+
+
+class OneServer:
+    """All of a variable is on the server at the other end of a line."""
+
+    def __init__(
+        self, home: Connection, key: str, hint: Hint | None, *, bounded: bool = False
+    ) -> None:
+        self.bounded = bounded
+        self.home = home
+        self._key = key
+        self._hint = hint
+
+    def hint(self) -> int | None:
+        return None if self._hint is None else self._hint.version()
+
+    def write(self, tree: Any, what: str, *, adding: bool, timeout: float | None) -> int:
+        kind = m.Add if adding else m.Assign
+        patience = timeout if self.bounded else 0.0
+        with self.home.interrupts:
+            head, block = pack(self.home.arena, tree, what)
+            # Without a bound it waits for nothing but additions in hand.
+            request = kind(self._key, head, timeout if self.bounded else None)
+            return self.home.call(request, [block], patience).version
+
+    def fetch(
+        self, request: m.Read | m.ReadTag, patience: float | None, timeout: float | None
+    ) -> tuple[int, Any, int]:
+        value, buffers = self.home.exchange(request, timeout=patience)
+        if value.version == request.have:
+            return value.version, None, 0
+        block = memory(buffers)
+        nbytes = 0 if block is None else block.nbytes
+        if block is not None and (self.bounded or nbytes >= LARGE):
+            # Told at once that nobody looks any more, not with the next message.
+            block = Lease(block, self.home.give_back)
+        return value.version, view(value.layout, value.values, block), nbytes
+
+    def call(self, request: m.Request[R]) -> R:
+        return self.home.call(request)
+
+    def give_back(self) -> None:
+        self.home.give_back()
+
+
+class Hint:
+    """The word that says which version is current, where memory is shared with the home."""
+
+    def __init__(self, home: Connection, word: Array, epoch: int) -> None:
+        self._home = home
+        self._word = word
+        self._epoch = epoch
+
+    def version(self) -> int | None:
+        """What a read gives; `None` where only the home can tell."""
+        # It means nothing once the server is gone; a lockstep round has versions of its own.
+        if self._home.in_lockstep or not self._home.alive():
+            return None
+        found = int(self._word[0])
+        # After a reset the word may be another variable's, of a later epoch: ask.
+        return found if epoch_of(found) == self._epoch else None
+
+
+def hinted(home: Connection, defined: m.Defined, buffers: Buffers) -> Hint | None:
+    """Where a variable that is there tells its version."""
+    board = memory(buffers)
+    if board is not None:
+        home.board = board.lasting().view(np.int64)
+    if home.board is None:
+        return None
+    word = home.board[defined.word : defined.word + 1]
+    return Hint(home, word, epoch_of(defined.version))
