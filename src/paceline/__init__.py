@@ -37,6 +37,7 @@ from paceline.placement import replica_device_setter
 from paceline.queues import Queue
 from paceline.readers import Piece, Reader
 from paceline.replicas import Replica, ShardedReplica
+from paceline.requests import Request
 from paceline.rows import Rows
 from paceline.session import Session, reset
 from paceline.spec import ClusterSpec
@@ -64,6 +65,7 @@ __all__ = [
     "Reader",
     "Refused",
     "Replica",
+    "Request",
     "Rows",
     "SchemaError",
     "Server",

@@ -15,6 +15,7 @@ from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
 from paceline.handles import Handle
 from paceline.packing import copied, memory, pack
+from paceline.requests import Request
 
 OnLeave = Literal["raise", "lower"]
 
@@ -106,6 +107,13 @@ class Accumulator(Handle):
         made_with = None if version is None else operator.index(version)
         request = m.Apply(self.key, head, made_with, limit)
         return bool(self._connection.call(request, [block], limit).content)
+
+    def applying(self, gradient: Any, version: int | None = None) -> Request[bool]:
+        """As `apply`, for `session.run` together with others."""
+        head, block = pack(self._connection.arena, gradient, f"apply {self.called}")
+        made_with = None if version is None else operator.index(version)
+        message = m.Apply(self.key, head, made_with, 0.0)
+        return Request(self._connection, message, [block], lambda reply, _: bool(reply.content))
 
     def take(
         self, n: int, *, on_leave: OnLeave = "raise", like: Any = None, timeout: float | None = 60.0

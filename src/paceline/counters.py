@@ -9,6 +9,7 @@ from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.numbers import int64
 from paceline.handles import Handle
+from paceline.requests import Request
 
 
 class Counter(Handle):
@@ -33,6 +34,11 @@ class Counter(Handle):
         """
         request = m.AddToCounter(self.key, int64(n, f"counter {self.called}: n"))
         return int(self._connection.call(request).content)
+
+    def adding(self, n: SupportsIndex = 1) -> Request[int]:
+        """As `add`, for `session.run` together with others."""
+        message = m.AddToCounter(self.key, int64(n, f"counter {self.called}: n"))
+        return Request(self._connection, message, (), lambda reply, _: int(reply.content))
 
     @property
     def value(self) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 from paceline.adapters.base import rebuild
 from paceline.calling import parameters, told
@@ -25,6 +25,7 @@ from paceline.core.tree import flatten
 from paceline.core.waiting import Stored
 from paceline.lines import Lines
 from paceline.packing import copied, memory, pack, pack_rows
+from paceline.requests import Request, run_all
 from paceline.server.operation_desk import OperationDesk
 from paceline.server.service import Service
 
@@ -207,17 +208,37 @@ class Operations:
             )
         return self._offer.operation(name, threads=threads, batch=batch, wait=wait)
 
+    @overload
     def run(
         self,
-        name: str,
+        what: str,
+        tree: Any = None,
+        *,
+        task: str | None = None,
+        like: Any = None,
+        timeout: float | None = 60.0,
+    ) -> Any: ...
+
+    @overload
+    def run(self, what: Sequence[Request[Any]], *, timeout: float | None = 60.0) -> list[Any]: ...
+
+    def run(
+        self,
+        what: str | Sequence[Request[Any]],
         tree: Any = None,
         *,
         task: str | None = None,
         like: Any = None,
         timeout: float | None = 60.0,
     ) -> Any:
-        """Call an operation where it is registered, and wait for the tree that it returns.
+        """Call an operation of that name, or send a list of requests; what comes of it.
 
+        Requests are made by handles, such as `counter.adding(1)`, and are done in order, in one
+        round trip: those to one server in one step, which nobody sees the midst of, or none of
+        them. While one would have to wait, all do. Their results are a list. Requests to several
+        servers are sent together; each server does all of its own or none.
+
+        An operation is called where it is registered, and the tree that it returns is waited for.
         Without a `task` it is called on the first server that has it. `tree` is copied; the
         result's arrays own their memory. With `like`, named tuples, dataclasses and JAX arrays come
         back as such. One that nobody has registered is waited for, for 1 s at most.
@@ -226,17 +247,20 @@ class Operations:
         One that has begun goes on, and its result is dropped.
 
         Raises:
+            Closed: a request waited for a queue that was closed.
             UnknownName: there is no such operation, the message lists those there are; or no such
                 server.
             OperationFailed: it raised; the message ends with its traceback.
             TimedOut: there was no result within `timeout` seconds; the message says whether it had
-                begun.
+                begun, or which request could not be done: then none was.
             WouldBlock: it was called by an operation that has the only thread it could run on.
             SchemaError: a leaf of the tree, or of the result, may not travel; the message has its
                 path.
         """
         limit, began = checked_timeout(timeout), time.monotonic()
-        name = text(name, "the name of an operation")
+        if not isinstance(what, str):
+            return run_all(what, limit) if what else []
+        name = text(what, "the name of an operation")
         line = self._operation(name, task, limit)
         limit = left(limit, began)
         with line.interrupts:

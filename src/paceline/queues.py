@@ -21,6 +21,8 @@ from paceline.core.numbers import whole
 from paceline.core.queue_orders import Definition
 from paceline.handles import Handle
 from paceline.packing import copied, pack_items, views
+from paceline.requests import Request
+from paceline.transports.base import Buffers
 
 D = TypeVar("D")
 
@@ -103,13 +105,36 @@ class Queue(Handle, Generic[D]):
         if not items:
             return
         with self._connection.interrupts:
-            packed, priorities = [], []
-            for rank, alike in _by_rank(items, ranks):
-                runs = pack_items(self._connection.arena, alike, what, stamp)
-                packed += runs
-                priorities += [rank] * len(runs) if ranks else []
-            request = m.Enqueue(self.key, [head for head, _ in packed], limit, tuple(priorities))
-            self._connection.call(request, [block for _, block in packed], limit)
+            request, blocks = self._packed(items, ranks, stamp, limit)
+            self._connection.call(request, blocks, limit)
+
+    def enqueueing(
+        self, item: D, *, priority: SupportsIndex | None = None, version: int | None = None
+    ) -> Request[None]:
+        """As `enqueue`, for `session.run` together with others."""
+        stamp = m.NO_VERSION if version is None else operator.index(version)
+        message, blocks = self._packed([item], self._ranks(priority, 1), stamp, 0.0)
+        return Request(self._connection, message, blocks, lambda reply, _: None)
+
+    def dequeueing(self) -> Request[D]:
+        """As `dequeue`, for `session.run` together with others; what it gives is a copy."""
+
+        def settle(items: m.Items, had: bool) -> m.Receipt:
+            return m.Receipt(self.key, items.delivery, not had)
+
+        return Request(self._connection, m.Dequeue(self.key, 1, 1, 0.0), (), _first, settle)
+
+    def _packed(
+        self, items: Sequence[D], ranks: list[int], stamp: int, limit: float | None
+    ) -> tuple[m.Enqueue, Buffers]:
+        packed, priorities = [], []
+        for rank, alike in _by_rank(items, ranks):
+            runs = pack_items(self._connection.arena, alike, f"enqueue {self.called}", stamp)
+            packed += runs
+            priorities += [rank] * len(runs) if ranks else []
+        heads = [head for head, _ in packed]
+        request = m.Enqueue(self.key, heads, limit, tuple(priorities))
+        return request, [block for _, block in packed]
 
     def dequeue(self, *, copy: bool = True, timeout: float | None = 60.0) -> D:
         """Take one item: the oldest, or the next in the queue's order. Its arrays own their memory.

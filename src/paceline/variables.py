@@ -14,8 +14,11 @@ from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.names import text
 from paceline.handles import Handle
+from paceline.packing import memory, pack, view
+from paceline.requests import Request
 from paceline.rows import Rows, gather, scatter_add
 from paceline.stores import LARGE, Store
+from paceline.transports.base import Buffers
 
 T = TypeVar("T")
 
@@ -150,6 +153,18 @@ class Variable(Handle, Generic[T]):
             self._store.home, self.key, indices, rows, leaf, limit, bounded=self._store.bounded
         )
 
+    def assigning(self, tree: T) -> Request[int]:
+        """As `assign`, for `session.run` together with others."""
+        return self._writing(m.Assign, tree, f"assign {self.called}")
+
+    def adding(self, tree: T) -> Request[int]:
+        """As `assign_add` of up to 1 MB, for `session.run` together with others."""
+        return self._writing(m.Add, tree, f"assign_add {self.called}")
+
+    def reading(self) -> Request[Snapshot[T]]:
+        """As `read`, for `session.run` together with others; it does not stamp items."""
+        return Request(self._store.home, m.Read(self.key, m.NO_VERSION, 0.0), (), _snapshot)
+
     def read(
         self,
         *,
@@ -266,6 +281,13 @@ class Variable(Handle, Generic[T]):
         content: dict[str, Any] = self._store.call(m.Usage(self.key)).content
         return content
 
+    def _writing(self, kind: type[m.Assign | m.Add], tree: T, what: str) -> Request[int]:
+        self._newest = None
+        home = self._store.home
+        head, block = pack(home.arena, tree, what)
+        message = kind(self.key, head, 0.0)
+        return Request(home, message, [block], lambda reply, _: int(reply.version))
+
     def _write(self, tree: T, what: str, timeout: float | None, *, adding: bool) -> int:
         limit = checked_timeout(timeout)
         # The last snapshot may be all that keeps an old version's memory from being used again.
@@ -322,6 +344,10 @@ class Variable(Handle, Generic[T]):
         except TypeError:
             # Plain containers cannot be remembered; they are written again.
             return
+
+
+def _snapshot(value: m.Value, buffers: Buffers) -> Snapshot[Any]:
+    return Snapshot(value.version, view(value.layout, value.values, memory(buffers)))
 
 
 def checked_tag(tag: Any) -> str:

@@ -36,6 +36,10 @@ class CounterState:
         self.value = _int64(self.value + n, f"counter '{self.name}' at {self.value}, plus {n}")
         return self.value
 
+    def check(self, n: int) -> None:
+        """Raise as `add` would."""
+        _int64(self.value + n, f"counter '{self.name}' at {self.value}, plus {n}")
+
     def reached(self, at_least: int) -> int | NotYet:
         """The value, once it is `at_least` or more."""
         return NOT_YET if self.value < at_least else self.value

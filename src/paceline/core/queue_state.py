@@ -115,12 +115,26 @@ class QueueState:
         `HELD_BACK` where it is the owner that has as many in it as it may.
         """
         count, size = self.check(runs, ticket)
+        room = self.room(runs, count, size)
+        if room is True:
+            self.accept(runs)
+        return room
+
+    def room(self, runs: list[Run], count: int, size: int) -> bool | NotYet | HeldBack:
+        """Whether so many items of the owner of `runs`, of `size` bytes, have room now."""
         if self._held_back(runs, count):
             return HELD_BACK
         if self.stored + count > self.capacity or self.nbytes + size > self.capacity_bytes:
             return NOT_YET
-        self.accept(runs)
         return True
+
+    def can_take(self, n: int, more: int) -> bool:
+        """Whether `n` items can be taken after `more` have been put in; raises as `dequeue`."""
+        behind = 0 if self.closed else self.min_after_dequeue
+        if self.size + more - behind >= n:
+            return True
+        self._check_hope(n)
+        return False
 
     def why_not(self, runs: list[Run]) -> str:
         """Why these wait, as part of a message."""

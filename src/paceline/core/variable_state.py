@@ -168,6 +168,10 @@ class VariableState:
             self._check(what, new)
             self.kept.room(new.nbytes, writer, self._called)
 
+    def writable(self, new: Stored, writer: object) -> bool:
+        """Whether a write that is possible is so now; raises as `check_write`."""
+        return self._free(new, writer) is True
+
     def why_not(self, nbytes: int) -> str:
         """What a write waits for, as part of a message."""
         if self._adding:

@@ -19,14 +19,21 @@ def add_beside(
     done: Callable[[Stored, Exception | None], None],
 ) -> None:
     """Compute a sum in new memory, so that readers of the current tree go on; tell `done` of it."""
-    total = Stored(current.layout, [], None)
+    total: list[Stored] = []
 
     def work() -> None:
-        nbytes = decoded(current.layout).nbytes
-        block = service.arena.allocate(nbytes)
-        add(current.layout, bytes_of(current), delta.layout, bytes_of(delta), block.array())
-        total.memory = block
-        total.values = add_values(current.layout, current.values, delta.layout, delta.values)
+        total.append(sum_of(service, current, delta))
+
+    def finish(error: Exception | None) -> None:
+        done(total.pop() if total else current, error)
 
     long = delta.memory is not None and delta.memory.nbytes > LONG_WORK
-    (service.run_long if long else at_once)(work, lambda error: done(total, error))
+    (service.run_long if long else at_once)(work, finish)
+
+
+def sum_of(service: Service, current: Stored, delta: Stored) -> Stored:
+    """Their sum, in new memory."""
+    block = service.arena.allocate(decoded(current.layout).nbytes)
+    add(current.layout, bytes_of(current), delta.layout, bytes_of(delta), block.array())
+    values = add_values(current.layout, current.values, delta.layout, delta.values)
+    return Stored(current.layout, values, block)

@@ -39,10 +39,7 @@ class Containers:
 
     def _guarded(self, handler: Handler) -> Handler:
         def guarded(peer: Peer, request: Any, frame: Frame) -> None:
-            if self.state.ahead(request.name):
-                # The reset has reached the first server, and not yet, or never, this one.
-                _, container, number = parts(request.name)
-                self.reset([container], "", number)
+            self.meet(request.name)
             self.asked = request.name
             try:
                 handler(peer, request, frame)
@@ -50,6 +47,13 @@ class Containers:
                 self.asked = None
 
         return guarded
+
+    def meet(self, key: str) -> None:
+        """Somebody asks with a key; raises `WasReset` if what it was a key of is gone."""
+        if self.state.ahead(key):
+            # The reset has reached the first server, and not yet, or never, this one.
+            _, container, number = parts(key)
+            self.reset([container], "", number)
 
     def check(self, key: str) -> None:
         """Raise `WasReset` if what it was a key of is gone."""

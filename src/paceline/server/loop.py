@@ -27,6 +27,7 @@ from paceline.server.reader_desk import ReaderDesk
 from paceline.server.rows_desk import RowsDesk
 from paceline.server.service import Finish, Service, Work
 from paceline.server.tag_desk import TagDesk
+from paceline.server.together_desk import TogetherDesk
 from paceline.server.variable_desk import VariableDesk
 from paceline.server.work_desk import BarrierDesk, CounterDesk
 from paceline.transports.base import UNREAD_LIMIT, transport
@@ -37,6 +38,7 @@ R = TypeVar("R")
 DESKS = (
     VariableDesk, TagDesk, RowsDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk,
     ReaderDesk, ClusterDesk, AccumulatorDesk, OperationDesk, HomeDesk, PartDesk,
+    TogetherDesk,
 )  # fmt: skip
 STRANGERS = 256
 RELEASES = 16

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.core.clock import Clock
@@ -14,6 +15,10 @@ from paceline.core.waiting import HELD_BACK, NOT_YET, HeldBack, NotYet
 
 SPARE = 64
 """Deadlines of answered requests that may be kept besides as many as there are live ones."""
+
+
+TOGETHER = ("together",)
+"""What those wait for who need several things at once: they are asked after every change."""
 
 
 class Parked:
@@ -111,13 +116,23 @@ class Parking:
         One that is held back by a bound of its own is passed by others, but not by its peer's.
         What an answer changes in turn is looked at afterwards, in the order it changed.
         """
-        if key not in self._by_key:
-            return
-        self._dirty.append((key, in_order))
+        if key in self._by_key:
+            self._dirty.append((key, in_order))
+        if TOGETHER in self._by_key and key != TOGETHER:
+            self._dirty.append((TOGETHER, False))
+        if self._dirty and not self._asking:
+            with self.one_step():
+                """What is dirty is asked at its end."""
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Ask nobody again before all changes of the block have been made."""
         if self._asking:
+            yield
             return
         self._asking = True
         try:
+            yield
             while self._dirty:
                 self._ask_all(*self._dirty.popleft())
         finally:

@@ -74,7 +74,7 @@ class QueueDesk(NamedDesk[QueueState]):
         name = request.name
         queue = self.state(name)
         runs = received(peer, request.runs, frame)
-        _rank(queue, runs, request.priorities)
+        ranked(queue, runs, request.priorities)
         ticket = queue.ticket()
         # What cannot get in hears so now, also behind those who wait.
         many, _ = queue.check(runs, ticket)
@@ -130,7 +130,7 @@ class QueueDesk(NamedDesk[QueueState]):
         self._service.answer(peer, frame.request, m.Text(self.state(request.name).stats()))
 
 
-def _rank(queue: QueueState, runs: list[Run], priorities: Sequence[int]) -> None:
+def ranked(queue: QueueState, runs: list[Run], priorities: Sequence[int]) -> None:
     """Give runs the priorities that came with them."""
     if len(priorities) != (len(runs) if queue.definition.order == "priority" else 0):
         raise SchemaError(

@@ -18,6 +18,7 @@ from paceline.core.versions import count_of
 from paceline.core.waiting import NOT_YET, NotYet, Stored
 from paceline.server.adding import add_beside
 from paceline.server.lines import Peer
+from paceline.server.parking import TOGETHER
 from paceline.server.rounds import Rounds
 from paceline.server.service import (
     Desk,
@@ -101,7 +102,7 @@ class VariableDesk(Desk):
     def crowded(self) -> bool:
         """Whether a write waits until somebody lets go of a version."""
         waiting = self._service.parking.waiting
-        return any(waiting(("write", name)) for name in self._bounded)
+        return any(waiting(("write", name)) or waiting(TOGETHER) for name in self._bounded)
 
     def lend(
         self, peer: Peer, state: VariableState, version: int, tree: Stored, *, hold: bool
@@ -320,7 +321,7 @@ class VariableDesk(Desk):
         state = self.variable(request.name)
 
         def attempt() -> Any:
-            found = self._readable(peer, state, request)
+            found = self.readable(peer, state, request)
             if found is NOT_YET:
                 return NOT_YET
             version, tree = found
@@ -357,7 +358,7 @@ class VariableDesk(Desk):
         assert tree is not None
         return state.version if version is None else version, tree
 
-    def _readable(
+    def readable(
         self, peer: Peer, state: VariableState, request: m.Read
     ) -> tuple[int, Stored] | NotYet:
         """What a peer reads, once it is new enough: the current version, or that of its round.

@@ -57,6 +57,7 @@ from paceline.core.messages.queues import (
 )
 from paceline.core.messages.replies import (
     NO_VERSION,
+    Answers,
     Count,
     Defined,
     Done,
@@ -81,6 +82,7 @@ from paceline.core.messages.replies import (
     Version,
 )
 from paceline.core.messages.rows import Gather, ScatterAdd
+from paceline.core.messages.together import Joinable, Part, Together
 from paceline.core.messages.variables import (
     Add,
     Assign,
@@ -114,6 +116,7 @@ __all__ = [
     "AccumulatorStats",
     "Add",
     "AddToCounter",
+    "Answers",
     "Apply",
     "Arrive",
     "Assign",
@@ -152,6 +155,7 @@ __all__ = [
     "Head",
     "Items",
     "Join",
+    "Joinable",
     "Joined",
     "Leave",
     "LetGo",
@@ -162,6 +166,7 @@ __all__ = [
     "NextPiece",
     "Offer",
     "OpenCollection",
+    "Part",
     "PieceHead",
     "QueueStats",
     "R",
@@ -192,6 +197,7 @@ __all__ = [
     "Tags",
     "Take",
     "Text",
+    "Together",
     "Untag",
     "Usage",
     "Value",
@@ -268,6 +274,7 @@ Requests: TypeAlias = (
     | Stage
     | ReadPart
     | LetGo
+    | Together
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -197,6 +197,13 @@ class Staging(Message, tag=160, frozen=True, gc=False):
     below: int = 0
 
 
+class Answers(Message, tag=157, frozen=True, gc=False):
+    """What each of several requests is answered with, and how many buffers are its own."""
+
+    replies: list[Version | Value | Text | Done | Items]
+    buffers: list[Count]
+
+
 Reply: TypeAlias = (
     Done
     | Version
@@ -212,4 +219,5 @@ Reply: TypeAlias = (
     | Mean
     | Result
     | Staging
+    | Answers
 )
