@@ -1,0 +1,237 @@
+"""What a checkpoint says of itself: a step, and for each resource what it is and where it lies."""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paceline.core.errors import SchemaError
+from paceline.core.tree import decoded, encoded, paths
+
+FORMAT = 1
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a checkpoint, beside its manifest."""
+
+    size: int
+    sha256: str
+
+
+class VariableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A variable at one version; its arrays are in `file`, under `tensor_names`.
+
+    `structure` and `leaves` are its layout, `values` the plain leaves in order: bytes in base64,
+    and as text the floats that JSON does not have.
+    """
+
+    version: int
+    epoch: int
+    bound: int | None
+    structure: Any
+    leaves: list[tuple[str, list[int] | None]]
+    values: list[Any]
+    file: str
+
+    def layout(self) -> bytes:
+        """The layout as it travels; raises `SchemaError` if it is none."""
+        found = encoded(self.structure, [*map(list, self.leaves)])
+        decoded(found)
+        return found
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint: `time` is of the clock, in seconds since 1970; `files` are all there are.
+
+    Other kinds of resources get fields of their own beside `variables`, and `format` a new number.
+    """
+
+    format: int
+    paceline: str
+    step: int
+    time: float
+    files: dict[str, FileEntry]
+    variables: dict[str, VariableEntry]
+
+
+class _Numbered(msgspec.Struct, frozen=True):
+    format: int
+    paceline: str = "another version"
+
+
+def parse(text: bytes) -> Manifest:
+    """A manifest, checked through.
+
+    Raises:
+        SchemaError: it is none, or of a newer format; the message says what is wrong.
+    """
+    try:
+        head = msgspec.json.decode(text, type=_Numbered)
+        if head.format != FORMAT:
+            raise SchemaError(
+                f"its format is {head.format}, written by paceline {head.paceline}; this paceline"
+                f" reads format {FORMAT}"
+            )
+        found = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError) as e:
+        raise SchemaError(f"its manifest is malformed: {e}") from e
+    for name in found.files:
+        if "/" in name or "\\" in name or name.startswith("."):
+            raise SchemaError(f"its manifest names the file {name!r}, which is not beside it")
+    for name, entry in found.variables.items():
+        if entry.file not in found.files:
+            raise SchemaError(f"variable '{name}' is in {entry.file!r}, which it does not list")
+        plain = [kind for kind, shape in decoded(entry.layout()).leaves if shape is None]
+        if len(plain) != len(entry.values):
+            raise SchemaError(
+                f"variable '{name}' has {len(plain)} plain leaves and {len(entry.values)} values"
+            )
+        for kind, value in zip(plain, entry.values, strict=True):
+            _value(kind, value)
+    return found
+
+
+def described(layout: bytes) -> tuple[Any, list[tuple[str, list[int] | None]]]:
+    """The structure and leaves of a layout, as a manifest has them."""
+    plan = decoded(layout)
+    return plan.structure, [
+        (kind, None if shape is None else list(shape)) for kind, shape in plan.leaves
+    ]
+
+
+def spelled(layout: bytes, values: Any) -> list[Any]:
+    """Plain leaves as JSON has them."""
+    kinds = [kind for kind, shape in decoded(layout).leaves if shape is None]
+    made: list[Any] = []
+    for kind, value in zip(kinds, values, strict=True):
+        if kind == "bytes":
+            made.append(base64.b64encode(value).decode())
+        elif kind == "float" and not math.isfinite(value):
+            made.append(str(value))
+        else:
+            made.append(value)
+    return made
+
+
+def plain_values(entry: VariableEntry) -> list[Any]:
+    """The plain leaves of an entry, as they were."""
+    kinds = [kind for kind, shape in decoded(entry.layout()).leaves if shape is None]
+    return [_value(kind, value) for kind, value in zip(kinds, entry.values, strict=True)]
+
+
+_JSON: dict[str, tuple[type, ...]] = {
+    "none": (type(None),),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int, str),
+    "str": (str,),
+    "bytes": (str,),
+}
+
+
+def _value(kind: str, value: Any) -> Any:
+    try:
+        if type(value) not in _JSON[kind]:
+            raise ValueError(f"a {type(value).__name__}")
+        if kind == "bytes":
+            return base64.b64decode(value, validate=True)
+        if kind == "int" and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError("it has more than 64 bits")
+        return float(value) if kind == "float" else value
+    except (ValueError, OverflowError) as e:
+        raise SchemaError(f"its manifest has {value!r} for a leaf of {kind}: {e}") from e
+
+
+def tensor_names(layout: bytes) -> list[str]:
+    """What the arrays of a layout are called in a file, in order: their keys, joined with dots.
+
+    A PyTorch module's are those of its state dict. Where two would be the same, all are paths.
+    """
+    plan = decoded(layout)
+    names: list[str] = []
+    _joined(plan.structure, (), names)
+    if len({*names}) != len(names):
+        names = paths(layout)
+    return [name for name, leaf in zip(names, plan.leaves, strict=True) if leaf.shape is not None]
+
+
+def _joined(structure: Any, keys: tuple[Any, ...], found: list[str]) -> None:
+    if structure is None:
+        found.append(".".join(map(str, keys)) or "value")
+        return
+    there = structure[1] if structure[0] == "d" else range(len(structure[1]))
+    for key, part in zip(there, structure[-1], strict=True):
+        _joined(part, (*keys, key), found)
+
+
+# The safetensors format: the length of a header, the header in JSON, and the arrays.
+
+_TENSORS = {
+    "|b1": "BOOL",
+    "|u1": "U8",
+    "|i1": "I8",
+    "<i2": "I16",
+    "<u2": "U16",
+    "<f2": "F16",
+    "bfloat16": "BF16",
+    "<i4": "I32",
+    "<u4": "U32",
+    "<f4": "F32",
+    "<f8": "F64",
+    "<i8": "I64",
+    "<u8": "U64",
+}
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def tensor_header(layout: bytes) -> tuple[bytes, list[int]]:
+    """The beginning of a file with the arrays of a layout, and the order in which they follow.
+
+    What safetensors has no dtype for, such as complex numbers and dates, lies there as bytes.
+    """
+    plan = decoded(layout)
+    names = tensor_names(layout)
+    kinds = [leaf.kind for leaf in plan.leaves if leaf.shape is not None]
+    # The widest first: then each lies at a multiple of its width.
+    order = sorted(range(len(names)), key=lambda i: -plan.places[i][0].itemsize)
+    entries: dict[str, Any] = {}
+    offset = 0
+    for i in order:
+        _, shape, _, size = plan.places[i]
+        known = _TENSORS.get(kinds[i])
+        entries[names[i]] = _Tensor(
+            known or "U8", list(shape if known else (size,)), (offset, offset + size)
+        )
+        offset += size
+    text = msgspec.json.encode(entries)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def tensors(layout: bytes, content: np.ndarray[Any, np.dtype[np.uint8]]) -> list[Any]:
+    """The arrays of a layout, in order, as views of the content of a file.
+
+    Raises:
+        SchemaError: the file is not the one that belongs to the layout.
+    """
+    head, order = tensor_header(layout)
+    plan = decoded(layout)
+    total = len(head) + sum(size for *_, size in plan.places)
+    if content.nbytes != total or content[: len(head)].tobytes() != head:
+        raise SchemaError("its arrays are not those that its manifest tells of")
+    made: list[Any] = [None] * len(order)
+    offset = len(head)
+    for i in order:
+        dtype, shape, _, size = plan.places[i]
+        made[i] = content[offset : offset + size].view(dtype).reshape(shape)
+        offset += size
+    return made
