@@ -37,10 +37,18 @@ def measure(effort: Effort) -> Iterator[Figure]:
                 def call() -> float:
                     return 1e6 * seconds(lambda: connection.call(request), times)  # noqa: B023
 
+                def operation() -> float:
+                    return 1e6 * seconds(lambda: session.run("empty"), times)
+
+                operation()
                 call()
                 yield compare(
                     f"call, {where}", call, "raw round trip",
                     lambda: 1e6 * seconds(raw, times), "us", "<= 2", effort,
+                )  # fmt: skip
+                yield compare(
+                    f"empty operation, {where}", operation, "raw round trip",
+                    lambda: 1e6 * seconds(raw, times), "us", "<= 20", effort,
                 )  # fmt: skip
     finally:
         os.sched_setaffinity(0, set(cores))

@@ -13,12 +13,17 @@ import paceline
 SECRET = b"benchmark"
 
 SERVER = """
-import os, sys
+import os, sys, threading
 if int(sys.argv[2]) >= 0:
     os.sched_setaffinity(0, {int(sys.argv[2])})
+from paceline.operations import Offer
 from paceline.server.loop import Server
 from paceline.transports.unix import UnixListener
 server = Server([UnixListener(sys.argv[1])], sys.argv[3].encode())
+registered = threading.Thread(
+    target=Offer(server, "the benchmark's server", None).operation("empty"), args=(lambda: None,)
+)
+registered.start()
 print("ready", flush=True)
 server.serve()
 """

@@ -263,6 +263,10 @@ def test_requests_to_several_servers_are_done_by_each_all_or_none(tmp_path: Path
         assert (count.value, value.read().tree[0]) == (3, 1.0)
         with pytest.raises(UnknownName):
             session.run("nothing", timeout=0)
+        spread = session.spread("s", {"a": np.zeros(3), "b": np.zeros(3)})
+        with pytest.raises(SchemaError, match=r"^request 2: variable 's' is spread over ps:"):
+            session.run([count.adding(1), spread.adding({"a": np.ones(3), "b": np.ones(3)})])
+        assert count.value == 3
 
 
 def test_a_run_whose_reply_was_lost_is_done_once() -> None:
