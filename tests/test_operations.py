@@ -287,6 +287,21 @@ def test_when_a_server_ends_those_who_wait_hear_of_it_and_operations_end_too(pla
         server.operation("late")(print)
 
 
+def test_an_operation_may_end_its_own_server(tmp_path: Path) -> None:
+    spec = cluster(tmp_path, ps=1, worker=1)
+    with Server(spec, job_name="ps", secret=SECRET) as server, joined(server) as session:
+        ended = threading.Event()
+
+        @server.operation("end")
+        def end() -> None:
+            server.close()
+            ended.set()
+
+        with pytest.raises((paceline.Disconnected, Closed)):
+            session.run("end")
+        assert ended.wait(DEADLINE_SECONDS)
+
+
 # What goes wrong
 
 

@@ -48,6 +48,9 @@ class Lanes:
         late = []
         for lane, threads in self._threads.items():
             for thread in threads:
+                if thread is threading.current_thread():
+                    # An operation ends its own server.
+                    continue
                 thread.join(max(0.0, deadline - time.monotonic()))
                 if thread.is_alive():
                     late.append(lane)
