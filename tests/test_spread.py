@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import Call, until, waits
-from hands import cluster
+from hands import cluster, start, toml
 
 import paceline
 from paceline import Disconnected, Refused, SchemaError, Session, TimedOut, Variable
@@ -491,3 +493,80 @@ def test_an_unchanged_one_costs_no_parts(servers: Servers) -> None:
     servers.end(2)
     assert made.read() is snapshot
     servers.start(2)
+
+
+ADDER = """
+import sys
+import numpy as np
+import paceline
+
+spec = paceline.ClusterSpec.from_file("cluster.toml")
+with paceline.Session(spec, job="worker", index=int(sys.argv[1]), secret=b"spread") as session:
+    shared = session.variable("v")
+    one = {key: np.ones_like(leaf) if isinstance(leaf, np.ndarray) else leaf
+           for key, leaf in shared.read().tree.items()}
+    one["count"] = 1
+    for _ in range(25):
+        shared.assign_add(one)
+"""
+
+STAGER = """
+import sys
+import paceline
+from paceline.core import messages as m
+from paceline.packing import pack
+
+spec = paceline.ClusterSpec.from_file("cluster.toml")
+session = paceline.Session(spec, job="worker", index=2, secret=b"spread")
+turn = session.connection.call(m.Begin("v", "add", None))
+for line in session._lines.all[1:]:
+    head, block = pack(line.arena, {"unlike": 1}, "")
+    line.call(m.Stage("v", head, turn.stage, None, turn.keep, turn.below), [block])
+print("staged", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_writer_that_is_killed_between_staging_and_commit_changes_nothing(
+    servers: Servers, tmp_path: Path
+) -> None:
+    one = servers.session()
+    made = one.spread("v", tree(1))
+    toml(servers.spec, tmp_path / "cluster.toml")
+    (tmp_path / "stager.py").write_text(STAGER)
+    killed = subprocess.Popen(
+        [sys.executable, "stager.py"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "staged\n"
+        adding = Call(made.assign_add, tree(1))
+        until(lambda: waits(one, "write") == 1)
+        assert whole(made.read().tree) == 1
+        killed.kill()
+    assert count_of(adding.outcome()) == 2
+    assert whole(made.read().tree) == 2
+    # What it staged went with that addition; what this one began with goes with the next.
+    assert set(servers.parts(one).values()) == {2}
+
+
+@pytest.mark.timeout(180)
+def test_no_addition_of_several_processes_is_lost(servers: Servers, tmp_path: Path) -> None:
+    one = servers.session()
+    made = one.spread("v", tree(0))
+    toml(servers.spec, tmp_path / "cluster.toml")
+    (tmp_path / "adder.py").write_text(ADDER)
+    adders = [start("adder.py", str(n), folder=tmp_path) for n in (1, 2, 3)]
+    try:
+        for adder in adders:
+            assert adder.wait(120) == 0
+    finally:
+        for adder in adders:
+            adder.kill()
+            adder.communicate()
+    assert whole(made.read().tree) == 75
