@@ -8,6 +8,7 @@ from paceline._version import __version__
 from paceline.accumulators import Accumulator, Mean
 from paceline.barriers import Barrier
 from paceline.batches import Batch
+from paceline.checkpoints import CheckpointError
 from paceline.cluster import Cluster
 from paceline.collection import Collection
 from paceline.core.errors import (
@@ -41,6 +42,7 @@ from paceline.requests import Request
 from paceline.rows import Rows
 from paceline.session import Session, reset
 from paceline.spec import ClusterSpec
+from paceline.supervisor import Supervisor
 from paceline.variables import Snapshot, Variable
 from paceline.worker.handle import Worker
 
@@ -48,6 +50,7 @@ __all__ = [
     "Accumulator",
     "Barrier",
     "Batch",
+    "CheckpointError",
     "Closed",
     "Cluster",
     "ClusterSpec",
@@ -73,6 +76,7 @@ __all__ = [
     "ShardedReplica",
     "Snapshot",
     "Stats",
+    "Supervisor",
     "TaskFailed",
     "TimedOut",
     "TooStale",

@@ -7,12 +7,12 @@ writes holds a lock on the file `.lock`, which ends with its process.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +25,13 @@ import numpy as np
 
 from paceline._version import __version__
 from paceline.core import manifest as manifests
-from paceline.core.errors import PacelineError, SchemaError, TimedOut
+from paceline.core.errors import PacelineError, SchemaError, TimedOut, Unsupported
 from paceline.core.manifest import FileEntry, Manifest, VariableEntry
 from paceline.core.tree import Tree, build, decoded, flatten
 from paceline.core.versions import epoch_of
+
+if sys.platform != "win32":
+    import fcntl
 
 _log = logging.getLogger("paceline")
 
@@ -231,6 +234,8 @@ def _synced(folder: Path) -> None:
 
 @contextmanager
 def _locked(root: Path, timeout: float) -> Iterator[None]:
+    if sys.platform == "win32":
+        raise Unsupported("checkpoints are locked as Linux and macOS do it: use WSL")
     deadline = time.monotonic() + timeout
     with (root / ".lock").open("a") as file:
         while True:

@@ -188,11 +188,11 @@ class Connection:
         """
         return self._broken is None and self._channel.alive()
 
-    def leave(self) -> bool:
+    def leave(self, failed: str = "") -> bool:
         """Say goodbye, if there is a connection to say it over; whether the server knows."""
         if not self._channel.connected:
             return False
-        request = m.Leave()
+        request = m.Leave(failed)
         number, waiter, _ = self._expect(request, 0.0)
         try:
             self._send(Frame(REQUEST, number, m.encode(request), (), self.session))

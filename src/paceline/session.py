@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from paceline import secret as secrets
 from paceline.connection import Connection
@@ -32,6 +32,16 @@ from paceline.resources import Resources
 from paceline.server.local import LocalServer
 from paceline.spec import ClusterSpec
 from paceline.transports.base import Channel, transport
+
+FAILURE = 2000
+"""Characters of an error that others are told of."""
+
+
+class Stopped(NamedTuple):
+    """Why a cluster was asked to stop, and whether that was an error of somebody's."""
+
+    reason: str
+    failed: bool
 
 
 class Session(Resources, Replicas, Operations, Closing):
@@ -104,6 +114,7 @@ class Session(Resources, Replicas, Operations, Closing):
         self._lines.container = container
         self.task = f"{joining.job}:{joined.index}"
         self._closed = False
+        self._failure = ""
 
     @classmethod
     def from_environment(cls, **options: Any) -> Self:
@@ -236,21 +247,28 @@ class Session(Resources, Replicas, Operations, Closing):
 
     def should_stop(self) -> bool:
         """Whether anybody asked the cluster to stop, or its chief has left."""
+        return self.stopped() is not None
+
+    def stopped(self) -> Stopped | None:
+        """Why the cluster was asked to stop; `None` while it goes on."""
         try:
-            return self.connection.call(m.Stopping()).content is not None
-        except Closed:
+            told = self.connection.call(m.Stopping()).content
+        except Closed as e:
             if self._closed:
                 raise
             # The server had the time to say that the cluster is done.
-            return True
+            return Stopped(str(e), False)
+        return None if told is None else Stopped(*told)
 
-    def request_stop(self, reason: str = "") -> None:
+    def request_stop(self, reason: str = "", *, failed: bool = False, final: bool = False) -> None:
         """Ask all sessions of the cluster to stop: `should_stop()` is true from now on.
 
-        Servers wait for the chief, if one is there, to say goodbye, and 2 s for the others.
+        Servers wait for the chief, if one is there, to say goodbye, and 2 s for the others. Of
+        several reasons the first counts; `failed` says that it is an error. With `final` whoever
+        waits for something gets `Closed` at once, all but the chief, which may still save.
         """
         for line in self._lines.all:
-            line.call(m.RequestStop(reason))
+            line.call(m.RequestStop(reason, failed, final))
 
     def handle(self, named: tuple[str, ...]) -> Any:
         """What a captured handle stands for in this session."""
@@ -279,8 +297,16 @@ class Session(Resources, Replicas, Operations, Closing):
         with self._lines.inside(known.container, known.generation):
             return finders[kind](known.name)
 
+    def _failing(self, error: BaseException) -> None:
+        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self._failure = f"{type(error).__name__}: {error}"[:FAILURE]
+
     def close(self) -> None:
-        """Leave the cluster and end the connection. What was shared stays. Idempotent."""
+        """Leave the cluster and end the connection. What was shared stays. Idempotent.
+
+        Where an error ended a `with` block, the cluster hears of it: the task is not done and may
+        come back, and if it is the chief, the others are asked to stop.
+        """
         if self._closed:
             return
         self._closed = True
@@ -290,7 +316,7 @@ class Session(Resources, Replicas, Operations, Closing):
             for line in self._lines.all:
                 left = False
                 with suppress(PacelineError):
-                    left = line.leave()
+                    left = line.leave(self._failure)
                 ends.callback(line.close, left=left)
 
 

@@ -23,4 +23,9 @@ class Closing(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._failing(error)
         self.close()
+
+    def _failing(self, error: BaseException) -> None:  # noqa: B027 - most need not know
+        """An error ended the `with` block; closing is the next step."""

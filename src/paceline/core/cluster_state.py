@@ -34,6 +34,8 @@ class ClusterState:
         servers: those that run servers; the first keeps the homes.
         own: the task of the server that knows all this.
         reason: why it was asked to stop; `None` if it was not.
+        failed: whether it was asked to because something failed.
+        final: whether nobody's wait will end well any more, but a chief's.
         homes: for each kind and name the task that has it.
     """
 
@@ -44,6 +46,7 @@ class ClusterState:
         self.servers = list(servers)
         self.own = own
         self.reason: str | None = None
+        self.failed = self.final = False
         self.homes: dict[tuple[str, str], str] = {}
         self._acting = [task for task in spec.tasks() if task not in servers] if spec else []
         self._alive: set[Task] = set()
@@ -93,19 +96,26 @@ class ClusterState:
         if task.job in CHIEFS and self._by_goodbye:
             # It has come back in time, and goes on.
             self.reason, self._by_goodbye = None, False
+            self.failed = self.final = False
 
-    def gone(self, task: Task, *, goodbye: bool) -> None:
-        """A task is not there any more; without a goodbye it may come back."""
+    def gone(self, task: Task, *, goodbye: bool, failed: str = "") -> None:
+        """A task is not there any more; without a goodbye, or if it failed, it may come back.
+
+        A chief that failed asks the others to stop.
+        """
         self._alive.discard(task)
-        if goodbye:
+        if goodbye and not failed:
             self._left.add(task)
-            if self.spec and task in self._acting and task.job in CHIEFS and self.reason is None:
-                self.reason, self._by_goodbye = f"{task} has left", True
+        chief = self.spec is not None and task in self._acting and task.job in CHIEFS
+        if goodbye and chief and self.reason is None:
+            self.reason = f"{task} failed: {failed}" if failed else f"{task} has left"
+            self.failed, self._by_goodbye = bool(failed), True
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, failed: bool = False, final: bool = False) -> None:
         """Ask everybody to stop; the first reason stays."""
+        self.final = self.final or final
         if self.reason is None or self._by_goodbye:
-            self.reason, self._by_goodbye = reason, False
+            self.reason, self.failed, self._by_goodbye = reason, failed, False
 
     def missing(self) -> list[Task]:
         """The tasks without a server that are not there and have not said goodbye."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.core import messages as m
-from paceline.core.cluster_state import Phase
+from paceline.core.cluster_state import CHIEFS, Phase
 from paceline.core.errors import Closed
 from paceline.core.names import beside, checked, checked_container, label
 from paceline.core.waiting import NOT_YET
@@ -64,9 +64,11 @@ class ClusterDesk(Desk):
     def _changed(self, said: str) -> None:
         """End the waits of all once the cluster is stopped: nobody can be expected to end them."""
         service, cluster = self._service, self._service.cluster
-        stopped = cluster.reason is not None and cluster.phase is not Phase.RUNNING
+        ending = cluster.reason is not None and cluster.phase is not Phase.RUNNING
+        stopped = ending or cluster.final
         for peer in service.peers():
-            if stopped:
+            chief = peer.member is not None and peer.member.job in CHIEFS
+            if ending or (stopped and not chief):
                 service.parking.interrupt(peer, Closed(f"the cluster is done: {cluster.reason}"))
             elif self._stopped:
                 service.parking.allow(peer)
@@ -94,9 +96,11 @@ class ClusterDesk(Desk):
 
     def _stop(self, peer: Peer, request: m.RequestStop, frame: Frame) -> None:
         reason = request.reason or f"{peer.name} asked for it"
-        self._service.cluster.stop(reason)
+        self._service.cluster.stop(reason, failed=request.failed, final=request.final)
         self._service.answer(peer, frame.request, m.Done())
         self._changed(f"{peer.name} asks all to stop: {reason}")
 
     def _stopping(self, peer: Peer, request: m.Stopping, frame: Frame) -> None:
-        self._service.answer(peer, frame.request, m.Text(self._service.cluster.reason))
+        cluster = self._service.cluster
+        told = None if cluster.reason is None else [cluster.reason, cluster.failed]
+        self._service.answer(peer, frame.request, m.Text(told))

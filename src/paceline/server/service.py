@@ -152,7 +152,7 @@ class Service:
         except PacelineError as e:
             self.answer(peer, frame.request, e)
 
-    def lost(self, peer: Peer) -> None:
+    def lost(self, peer: Peer, failed: str = "") -> None:
         """A peer's connection has ended: nothing it waited for happens, what it held goes back."""
         self.parking.lost(peer)
         # A session that has said goodbye is lost once more when its connection ends.
@@ -164,8 +164,10 @@ class Service:
         for desk in self._desks:
             desk.lost(peer)
         if first and peer.member is not None:
-            self.cluster.gone(Task(peer.member.job, peer.member.index), goodbye=peer.left)
-            self.came_or_went(peer, "has left" if peer.left else "was lost")
+            task = Task(peer.member.job, peer.member.index)
+            self.cluster.gone(task, goodbye=peer.left, failed=failed)
+            left = f"has failed: {failed}" if failed else "has left"
+            self.came_or_went(peer, left if peer.left else "was lost")
 
     def tick(self) -> float | None:
         """End waits whose time is up; seconds until there is more to do, `None` if never."""
@@ -303,7 +305,7 @@ class Service:
         self.members.leave(peer.member.session)
         # Its connection may outlast it, for as long as it looks at what it was lent.
         peer.left = True
-        self.lost(peer)
+        self.lost(peer, request.failed)
         self.answer(peer, frame.request, m.Done())
 
     def peers(self) -> list[Peer]:

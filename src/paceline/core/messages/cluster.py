@@ -20,10 +20,15 @@ class Locate(Request[Text], tag=70, frozen=True, gc=False):
 
 
 class RequestStop(Request[Done], tag=71, frozen=True, gc=False):
-    """Ask all sessions to stop."""
+    """Ask all sessions to stop; `failed` if that is because something did.
+
+    `final`: whoever asks does not wait for the others' work any more, only for their goodbyes.
+    """
 
     reason: str
+    failed: bool = False
+    final: bool = False
 
 
 class Stopping(Request[Text], tag=72, frozen=True, gc=False):
-    """Why all were asked to stop; nothing if they were not."""
+    """Why all were asked to stop, and whether something failed; nothing if they were not."""

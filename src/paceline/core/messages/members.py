@@ -35,7 +35,12 @@ class Rejoin(Request[Rejoined], tag=7, frozen=True, gc=False):
 
 
 class Leave(Request[Done], tag=1, frozen=True, gc=False):
-    """End the membership: what ends afterwards is no death."""
+    """End the membership: what ends afterwards is no death.
+
+    `failed` says what ended the session, where that was an error: its task may come back.
+    """
+
+    failed: str = ""
 
 
 class Cancel(Request[Done], tag=2, frozen=True, gc=False):

@@ -1,0 +1,284 @@
+"""Who initialises and who waits, when all stop, and what is saved last."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+from pathlib import Path
+
+import hands
+import numpy as np
+import pytest
+from clusters import until
+
+import paceline
+from paceline import checkpoints
+from paceline.core.cluster_state import ClusterState, Phase
+from paceline.core.spec import Spec, Task
+
+TRAIN = """
+import sys
+import numpy as np
+import paceline
+
+def train(sv, total):
+    for step in sv.loop():
+        total.assign_add(np.float64(1))
+
+folder, steps, *how = sys.argv[1:]
+with paceline.Session.from_environment() as session:
+    init = {"total": np.float64(0)}
+    with paceline.Supervisor(session, init=init, checkpoint=folder, steps=int(steps)) as sv:
+        print("in", session.task, flush=True)
+        total = session.variable("total")
+        if how == ["fails"]:
+            raise ValueError("bad luck")
+        if how == ["waits"]:
+            session.queue("nothing", 3).dequeue(timeout=None)
+        if how == ["stays"]:
+            while not sv.should_stop():
+                pass
+        train(sv, total)
+print("out", flush=True)
+"""
+
+
+def program(
+    folder: Path, file: Path, job: str, index: int, steps: int, *how: str
+) -> subprocess.Popen[str]:
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    words = ["-m", "paceline", "run", str(script), "--cluster", str(file), "--job", job]
+    words += ["--task", str(index), "--", str(folder / "saved"), str(steps), *how]
+    return hands.start(*words, folder=folder)
+
+
+def entered(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("in "):
+            return
+    raise AssertionError(process.communicate(timeout=30))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> tuple[paceline.ClusterSpec, Path, bytes]:
+    """A spec, its file, and the secret that its programs find."""
+    spec = hands.cluster(tmp_path, ps=2, chief=1, worker=2)
+    home = tmp_path / ".paceline"
+    home.mkdir(mode=0o700)
+    (home / "secret").write_bytes(b"a secret of the tests, and no other")
+    (home / "secret").chmod(0o600)
+    return spec, hands.toml(spec, tmp_path / "cluster.toml"), (home / "secret").read_bytes()
+
+
+def test_a_program_alone_goes_on_where_it_ended(tmp_path: Path) -> None:
+    for limit in (3, 8):
+        with paceline.Session() as session:
+            init = {"w": {"a": np.zeros(2)}, "never saved": np.ones(1)}
+            with paceline.Supervisor(session, init=init, checkpoint=tmp_path, steps=limit) as sv:
+                w = session.variable("w")
+                begin = w.read().tree["a"][0]
+                assert sv.step.value == begin == (0 if limit == 3 else 3)
+                assert (sv.restored is None) == (limit == 3)
+                for step in sv.loop():
+                    w.assign({"a": np.full(2, float(step))})
+            assert sv.step.value == limit
+    found = checkpoints.latest(tmp_path)
+    assert found is not None
+    assert (found.manifest.step, set(found.manifest.variables)) == (8, {"w", "never saved"})
+
+
+def test_init_may_be_a_function_and_keeps_what_there_is(tmp_path: Path) -> None:
+    made = []
+
+    def init(session: paceline.Session) -> None:
+        made.append(session.variable("w", np.zeros(2)))
+        session.queue("q", 3)
+
+    with paceline.Session() as session:
+        session.variable("w", np.ones(2))
+        with paceline.Supervisor(session, init=init) as sv:
+            assert session.variable("w").read().tree.tolist() == [1, 1]
+            with pytest.raises(paceline.CheckpointError, match="say in which folder"):
+                sv.save()
+    assert len(made) == 1
+
+
+def test_all_take_each_step_once_and_the_chief_saves_last(
+    tmp_path: Path, cluster: tuple[paceline.ClusterSpec, Path, bytes]
+) -> None:
+    spec, file, secret = cluster
+    workers = [program(tmp_path, file, "worker", n, 200) for n in range(2)]
+    chief = program(tmp_path, file, "chief", 0, 200)
+    with hands.served(spec, secret=secret) as servers:
+        for process in (*workers, chief):
+            assert "out" in hands.ended(process)[0]
+        for server in servers:
+            server.join(timeout=10)
+    found = checkpoints.latest(tmp_path / "saved")
+    assert found is not None
+    assert found.manifest.step == 200
+    assert found.read("total") == 200.0
+
+
+def test_an_error_stops_all_and_the_chief_says_whose_it_was(
+    tmp_path: Path, cluster: tuple[paceline.ClusterSpec, Path, bytes]
+) -> None:
+    spec, file, secret = cluster
+    chief = program(tmp_path, file, "chief", 0, 10**9, "stays")
+    waiting = program(tmp_path, file, "worker", 0, 10**9, "waits")
+    with hands.served(spec, secret=secret):
+        entered(chief)
+        entered(waiting)
+        failing = program(tmp_path, file, "worker", 1, 10**9, "fails")
+        _, error = hands.ended(failing, 1)
+        assert error.rstrip().endswith("ValueError: bad luck")
+        out, error = hands.ended(waiting)
+        assert "Traceback" not in error
+        assert "out" in out
+        _, error = hands.ended(chief, 1)
+        assert "WorkerFailed: worker:1 failed: ValueError: bad luck" in error
+    # What was trained until then is there.
+    assert checkpoints.latest(tmp_path / "saved") is not None
+
+
+def test_a_chief_that_is_killed_finds_what_lives(
+    tmp_path: Path, cluster: tuple[paceline.ClusterSpec, Path, bytes]
+) -> None:
+    spec, file, secret = cluster
+    with hands.served(spec, secret=secret):
+        chief = program(tmp_path, file, "chief", 0, 300, "stays")
+        entered(chief)
+        with paceline.Session(spec, secret=secret, job="worker", index=0) as worker:
+            with paceline.Supervisor(worker, steps=300) as sv:
+                total = worker.variable("total")
+                steps = sv.loop()
+                for _ in range(100):
+                    next(steps)
+                    total.assign_add(np.float64(1))
+                chief.send_signal(signal.SIGKILL)
+                chief.communicate(timeout=30)
+                chief = program(tmp_path, file, "chief", 0, 300, "stays")
+                entered(chief)
+                assert total.read().tree == 100.0
+                for _ in steps:
+                    total.assign_add(np.float64(1))
+        hands.ended(chief)
+    found = checkpoints.latest(tmp_path / "saved")
+    assert found is not None
+    assert (found.manifest.step, float(found.read("total"))) == (300, 300.0)
+
+
+def test_who_waits_says_for_whom(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    spec = hands.cluster(tmp_path, ps=1, chief=1, worker=1)
+    with hands.served(spec, secret=b"s" * 32):
+        with paceline.Session(spec, secret=b"s" * 32, job="worker", index=0) as session:
+            with (
+                caplog.at_level(logging.WARNING),
+                pytest.raises(paceline.TimedOut, match=r"^worker:0 waits for the chief to init"),
+                paceline.Supervisor(session, timeout=0.2),
+            ):
+                raise AssertionError
+    assert "no chief is here" in caplog.text
+
+
+def test_checkpoints_are_written_while_it_trains(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    with paceline.Session() as session:
+        init = {"w": np.zeros(2)}
+        with paceline.Supervisor(session, init=init, checkpoint=folder, save_every=0.01, keep=2):
+            until(lambda: len(list(folder.glob("checkpoint-*"))) == 2)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    with paceline.Session() as session:
+        sv = paceline.Supervisor(
+            session, init={"w": np.zeros(2)}, checkpoint=folder, save_every=0.01
+        )
+
+        def supervised() -> None:
+            with sv:
+                folder.touch()
+                until(sv.should_stop)
+
+        with pytest.raises(paceline.CheckpointError, match=r"File exists"):
+            supervised()
+
+
+def test_a_private_containers_variables_are_saved_alone(tmp_path: Path) -> None:
+    with paceline.Session() as session:
+        session.variable("outside", np.zeros(1))
+        with (
+            session.container("x"),
+            paceline.Supervisor(session, init={"w": np.zeros(2)}, checkpoint=tmp_path),
+        ):
+            pass
+    found = checkpoints.latest(tmp_path)
+    assert found is not None
+    assert set(found.manifest.variables) == {"w"}
+
+
+def unlucky(session: paceline.Session) -> None:
+    with session:
+        raise ValueError("bad luck")
+
+
+def test_a_variable_over_several_servers_is_restored_so(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        spec = hands.cluster(tmp_path, ps=2, chief=1)
+        with hands.served(spec, secret=b"s" * 32):
+            with paceline.Session(spec, job="chief", index=0, secret=b"s" * 32) as session:
+
+                def init(session: paceline.Session) -> None:
+                    session.spread("net", {"a": np.zeros(3), "b": np.zeros((2, 2))})
+
+                with paceline.Supervisor(session, init=init, checkpoint=tmp_path / "saved"):
+                    net = session.variable("net")
+                    assert net.read().tree["b"][1, 1] == value - 1
+                    net.assign({"a": np.full(3, value), "b": np.full((2, 2), value)})
+                    assert len(session.resources()["parts"]) > 0
+
+
+def test_a_chief_that_fails_stops_the_others_with_its_reason(tmp_path: Path) -> None:
+    spec = hands.cluster(tmp_path, ps=1, chief=1, worker=1)
+    options = {"secret": b"s" * 32}
+    with hands.served(spec, **options):
+        worker = paceline.Session(spec, job="worker", index=0, secret=b"s" * 32)
+        assert worker.stopped() is None
+        with pytest.raises(ValueError, match="bad luck"):
+            unlucky(paceline.Session(spec, job="chief", index=0, secret=b"s" * 32))
+        stopped = worker.stopped()
+        assert stopped == ("chief:0 failed: ValueError: bad luck", True)
+        with pytest.raises(paceline.Closed, match="chief:0 failed: ValueError: bad luck"):
+            worker.queue("q", 3).dequeue()
+        worker.close()
+
+
+def test_a_worker_that_fails_may_come_back(tmp_path: Path) -> None:
+    spec = hands.cluster(tmp_path, ps=1, worker=1)
+    with hands.served(spec, secret=b"s" * 32) as (server,):
+        with pytest.raises(ValueError, match="bad luck"):
+            unlucky(paceline.Session(spec, job="worker", index=0, secret=b"s" * 32))
+        with pytest.raises(paceline.TimedOut, match="worker:0 is missing"):
+            server.join(timeout=0.05)
+        with paceline.Session(spec, job="worker", index=0, secret=b"s" * 32):
+            pass
+        server.join(timeout=10)
+
+
+def test_a_chief_that_comes_back_takes_its_failure_back() -> None:
+    state = ClusterState(
+        Spec({"ps": ["a:1"], "chief": ["b:1"], "worker": ["c:1"]}), [Task("ps", 0)]
+    )
+    chief, worker = Task("chief", 0), Task("worker", 0)
+    state.joined(chief)
+    state.joined(worker)
+    state.gone(chief, goodbye=True, failed="it did")
+    assert (state.reason, state.failed, state.phase) == (
+        "chief:0 failed: it did", True, Phase.ENDING,
+    )  # fmt: skip
+    state.joined(chief)
+    assert (state.reason, state.failed, state.phase) == (None, False, Phase.RUNNING)
