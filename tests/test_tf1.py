@@ -35,10 +35,11 @@ ROOTS: dict[str, Any] = {
     "reader": paceline.Reader,
     "piece": paceline.Piece,
     "replica": paceline.Replica,
+    "sv": paceline.Supervisor,
     "worker": paceline.Worker,
 }
 # Instance attributes that the class does not have, and modules of others.
-SET_WHEN_MADE = {"server.target"}
+SET_WHEN_MADE = {"server.target", "sv.restored"}
 FOREIGN = {"torch", "optax", "concurrent", "numpy", "glob"}
 # Words of the second column that are not Python, or no call.
 WORDS = {"chief", "master", "timeout=", "unix:/path", "host:port", "..."}
