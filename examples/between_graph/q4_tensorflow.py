@@ -11,5 +11,6 @@ import os
 from q4 import main
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow says much when it is imported
+    # TensorFlow says much when it is imported.
+    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     main("tensorflow")
