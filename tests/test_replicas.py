@@ -383,6 +383,55 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> paceline.ClusterSpe
     return cluster(tmp_path, ps=2, worker=2)
 
 
+def test_the_leaves_are_where_the_setter_says_with_one_version(spec: paceline.ClusterSpec) -> None:
+    with served(spec):
+        one, two = (Session(spec, job="worker", index=n) for n in (0, 1))
+        with one, two:
+            for session in (one, two):
+                # Four leaves in turn, and the next is at the first again; in each process.
+                with session.device(replica_device_setter(session)):
+                    session.replica("model", net())
+                    session.variable("after", 1)
+                    session.replica("shards", net(), sharded=True)
+                    session.variable("last", 1)
+            assert one.resources()["spread"] == {"model": ["ps:0", "ps:1"]}
+            homes = one.resources()["homes"]
+            for name, task in {
+                "model": "ps:0",
+                "after": "ps:0",
+                "shards": "ps:0",
+                "shards@ps:1": "ps:1",
+                "last": "ps:1",
+            }.items():
+                assert homes[f"variable {name}"] == task
+            with one.device(replica_device_setter(one)), two.device(replica_device_setter(two)):
+                assert one.replica("model", net()).pull() == two.replica("model", net()).pull()
+
+
+def test_without_a_setter_a_replica_is_spread_evenly_or_where_it_is_told(
+    spec: paceline.ClusterSpec,
+) -> None:
+    def told(leaves: list[tuple[str, int]]) -> list[Any]:
+        assert leaves == [("0.bias", 12), ("0.weight", 24), ("2.bias", 4), ("2.weight", 12)]
+        return ["ps:1", ["ps:0", "ps:1"], "ps:1", "ps:1"]
+
+    with served(spec), Session(spec, job="worker", index=0) as session:
+        with Session(spec, job="worker", index=1) as other:
+            for name, placement in (("even", None), ("told", told)):
+                mine = session.replica(name, net(), placement=placement)
+                version = other.replica(name, nested(4)).push()
+                assert mine.pull() == version
+                assert filled(mine.value, 4)
+            assert session.resources()["spread"] == {
+                "even": ["ps:0", "ps:1"],
+                "told": ["ps:0", "ps:1"],
+            }
+        with session.device("ps:1"):
+            session.replica("there", net())
+        assert session.resources()["homes"]["variable there"] == "ps:1"
+        assert "there" not in session.resources()["spread"]
+
+
 def at(task: str) -> Callable[[list[tuple[str, int]]], list[str]]:
     return lambda leaves: [task] * len(leaves)
 

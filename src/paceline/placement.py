@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from paceline.core.errors import SchemaError, UnknownName
 from paceline.core.numbers import whole
 from paceline.core.spec import Spec, Task
+from paceline.core.spreading import greedy
 
 Setter: TypeAlias = Callable[[str, str, int], str | None]
 """Takes the kind, the name and the bytes of what is made; returns a task, or None for no wish."""
@@ -136,6 +137,18 @@ def replica_device_setter(
             f"ps_strategy is 'round_robin', 'greedy' or a function, not {ps_strategy!r}"
         )
     return ReplicaDeviceSetter(tasks, strategy) if tasks else None
+
+
+def placed(
+    name: str, sizes: Mapping[str, int], tasks: Sequence[str], device: str | Setter | None
+) -> list[str]:
+    """The task of each leaf of a variable: where a setter puts it, all at one, or evenly."""
+    if isinstance(device, str):
+        return [device] * len(sizes)
+    if device is None:
+        return greedy([*sizes.items()], tasks)
+    wished = [device("variable", f"{name}.{leaf}", nbytes) for leaf, nbytes in sizes.items()]
+    return [tasks[0] if task is None else task for task in wished]
 
 
 def _tasks(

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
 from paceline.core.clock import checked_timeout, left
 from paceline.core.errors import SchemaError, TimedOut, WouldBlock
 from paceline.core.names import text
+from paceline.core.spreading import Placement
 from paceline.core.tree import check, flatten
 from paceline.lines import Lines
 from paceline.linked import Leaves, Linked, Names
 from paceline.packing import said_of
-from paceline.placement import Greedy
+from paceline.placement import placed
 from paceline.variables import Variable
 
 T = TypeVar("T")
-
-Placement: TypeAlias = Callable[[list[tuple[str, int]]], Sequence[str]]
-"""Given the names and bytes of all arrays, the task of each."""
 
 
 class _Link(Generic[T]):
@@ -204,6 +201,7 @@ class Replicas:
         model: T,
         *,
         names: Names | None = None,
+        placement: Placement | None = None,
         overwrite: bool = False,
         sharded: Literal[False] = False,
         timeout: float | None = 60.0,
@@ -244,15 +242,16 @@ class Replicas:
         not shared. So a torch module, a JAX tree and a Keras model share one set of parameters
         where names, shapes and dtypes agree.
 
-        If `sharded`, each of several servers has a variable of its own, `name@ps:0`, with versions
-        of its own. Which leaves it has is decided by the first: by `placement`, a function of the
-        names and bytes of all arrays that returns a task for each; else by the setter of `device`;
-        else evenly by bytes.
+        Where there are several servers the first model's leaves are spread over them, with one
+        version for all: where `placement` says, a function of the names and bytes of all arrays, as
+        `spread` takes it; else where the setter of `device` puts each leaf; else evenly by bytes.
+        With `device("ps:1")` all are there. If `sharded`, each of these servers has a variable of
+        its own in place of that, `name@ps:0`, with versions of its own.
 
         Raises:
             SchemaError: the variable has other leaves, shapes or dtypes than the model, the message
                 names the first odd leaf; or the model is none, or two leaves have one name.
-            TimedOut, OutOfMemory: as `variable`.
+            TimedOut, OutOfMemory: as `variable` and `spread`.
         """
         variable = name if isinstance(name, Variable) else None
         called = name.name if isinstance(name, Variable) else text(name, "the name of a replica")
@@ -281,16 +280,19 @@ class Linking(Generic[T]):
 
     def whole(self, variable: Variable[Any] | None) -> Replica[T]:
         """One variable: that one, or that of the name."""
-        found = variable or self._found(self._name) or self._made()
+        # A setter is asked for each leaf by every process: so it counts the same in all.
+        places = {} if variable is not None else self._wished()
+        found = variable or self._found(self._name) or self._made(places)
         self._check(found, self._linked.outline)
         return Replica(self._name, self._linked, {"": (found, [*self._linked.outline])})
 
     def sharded(self) -> ShardedReplica[T]:
         """A variable for each server. Who made the first said where each leaf is."""
         outline = self._linked.outline
+        wished = self._wished()
         index = self._found(self._name, always=True)
         if index is None:
-            wanted = self._places(self._lines.tasks or ["ps:0"])
+            wanted = wished or self._places(self._lines.tasks or ["ps:0"])
             with self._lines.proposing(None):
                 index = self._session.variable(self._name, wanted, timeout=self._left)
         places = index.read(timeout=self._left).tree
@@ -337,28 +339,41 @@ class Linking(Generic[T]):
         except (TimedOut, WouldBlock):
             return None
 
-    def _made(self) -> Variable[Any]:
+    def _wished(self) -> dict[str, str]:
+        """The task of each leaf, if there is a setter to choose it."""
+        tasks = self._lines.tasks
+        chosen = callable(self._lines.device) and self._placement is None and len(tasks) > 1
+        return self._places(tasks) if chosen else {}
+
+    def _made(self, places: dict[str, str]) -> Variable[Any]:
+        """The variable made where it is told, of one version for all of it."""
         leaves = self._linked.leaves(None, self._what)
-        found: Variable[Any] = self._session.variable(
-            self._name, leaves, overwrite=self._overwrite, timeout=self._left
-        )
-        return found
+        options: dict[str, Any] = {"overwrite": self._overwrite, "timeout": self._left}
+        arrays = [name for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)]
+        device, found = self._lines.device, None
+        tasks: Any = None
+        if self._placement is not None:
+            tasks = self._placement([(name, leaves[name].nbytes) for name in arrays])
+        elif isinstance(device, str):
+            found = self._session.variable(self._name, leaves, **options)
+        elif places:
+            tasks = [places[name] for name in arrays]
+            device = next(iter(tasks), None)
+        if found is None:
+            placement = None if tasks is None else lambda _: tasks
+            with self._lines.proposing(device):
+                found = self._session.spread(self._name, leaves, placement=placement, **options)
+        made: Variable[Any] = found
+        return made
 
     def _places(self, tasks: list[str]) -> dict[str, str]:
         """The task of each leaf, by `placement`, by `device`, or the one with the fewest bytes."""
-        chosen: list[Any]
-        outline, device = self._linked.outline, self._lines.device
+        outline = self._linked.outline
         sizes = {leaf: a.nbytes for leaf, a in outline.items() if isinstance(a, np.ndarray)}
         if self._placement is not None:
-            chosen = [*self._placement([*sizes.items()])]
-        elif isinstance(device, str):
-            chosen = [device] * len(sizes)
-        elif device is not None:
-            wished = (device("variable", f"{self._name}.{leaf}", n) for leaf, n in sizes.items())
-            chosen = [tasks[0] if task is None else task for task in wished]
+            chosen: list[Any] = [*self._placement([*sizes.items()])]
         else:
-            greedy = Greedy(len(tasks))
-            chosen = [tasks[greedy("variable", leaf, n)] for leaf, n in sizes.items()]
+            chosen = placed(self._name, sizes, tasks, self._lines.device)
         with said_of(self._what):
             if len(chosen) != len(sizes) or not all(isinstance(task, str) for task in chosen):
                 raise SchemaError(f"{len(sizes)} arrays have a task each, not {chosen}")
