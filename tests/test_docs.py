@@ -41,7 +41,7 @@ FOREIGN = {"jax": "with_jax.py", "ray": "with_ray.py", "stable_baselines3": "wit
 INTERNAL = {
     "Batch": {"layout"},
     "Collection": {"drain", "fail"},
-    "Session": {"connection", "handle", "key"},
+    "Session": {"connection", "handle", "key", "lines"},
     "Worker": {"account", "begin", "news", "take_logged", "tell", "turn_to"},
 }
 

@@ -39,6 +39,10 @@ class Cluster(Closing):
 
     Args:
         workers: how many, or how many of each job: `{"actor": 8, "eval": 1}`.
+        ps: how many servers, `ps:0`, `ps:1`, ..., each in a process of its own. 0 has one in a
+            thread of this process, which takes turns with what else runs here: a request takes
+            thousands of microseconds while the program computes. Without processes one server
+            stands for all.
         engine: `processes`, `threads` of this process, or `serial` for everything in this one
             thread, in a fixed order.
         seed: of the run; each worker's own seed comes from it. By default another one each time.
@@ -56,6 +60,7 @@ class Cluster(Closing):
         self,
         workers: int | dict[str, int] = 1,
         *,
+        ps: int = 1,
         engine: str = "processes",
         seed: int | None = None,
         restarts: int = 3,
@@ -75,6 +80,7 @@ class Cluster(Closing):
             jobs,
             engine,
             transport,
+            whole(ps, "ps", 0),
             spent,
             seed=self.seed,
             restarts=restarts,

@@ -18,7 +18,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WasReset, WouldBlock
 from paceline.core.names import parts
-from paceline.session import Session
+from paceline.lines import Lines
 from paceline.worker.line import Collect
 
 D = TypeVar("D")
@@ -96,7 +96,7 @@ class Collection(Closing, Generic[D]):
 
     def __init__(
         self,
-        session: Session,
+        lines: Lines,
         workers: Workers,
         key: str,
         on_change: Callable[[Collection[Any]], None],
@@ -104,7 +104,9 @@ class Collection(Closing, Generic[D]):
         self.name = parts(key).name
         self._key = key
         self.tally = Tally()
-        self._connection = session.connection
+        self._lines = lines
+        # Chosen when it was opened.
+        self._connection = lines.home("collection", key, make=False)
         self._workers = workers
         self._on_change = on_change
         self._error: PacelineError | None = None
@@ -203,6 +205,10 @@ class Collection(Closing, Generic[D]):
     def _end(self) -> None:
         with suppress(Disconnected, WasReset):  # the collection has ended before
             self._connection.call(m.EndCollection(self._key))
+            # Its workers may wait elsewhere.
+            for line in self._lines.all:
+                if line is not self._connection:
+                    line.call(m.EndCollection(self._key))
 
     def _check(self) -> None:
         if self._error is not None:

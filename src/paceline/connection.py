@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from paceline.core import messages as m
 from paceline.core.account import REQUESTS, Account
 from paceline.core.codec import ERROR, MAX_HEADER, ONE_WAY, REQUEST
+from paceline.core.conduct import Conduct
 from paceline.core.errors import (
     Closed,
     Disconnected,
@@ -84,18 +85,11 @@ class Connection:
         self.address = address
         self.arena = arena
         self.session = 0
-        self.account: Account | None = None
-        """Where the time of waits goes, of those on the account's own thread."""
-        self.before_wait: Callable[[], None] | None = None
-        """Called before each request that the server may keep waiting."""
+        self.conduct = Conduct()
         self.explain: Callable[[], str | None] | None = None
         """Asked once for what became of the server, when the connection has broken."""
         self.board: Array | None = None
         """The words that say which versions are current, where memory is shared with the server."""
-        self.worked_off = False
-        """Whether a reader has told this session that there is no more to do."""
-        self.in_lockstep = False
-        """Whether the server may answer reads with other versions than the current ones."""
         self.interrupts = channel.interrupts = Interrupts()
         """What keeps Ctrl-C from the midst of a message, or of several where it is entered."""
         self._channel = channel
@@ -126,8 +120,8 @@ class Connection:
         interrupted, the request is cancelled; if it had been carried out already, what `undo` makes
         of its reply is sent.
         """
-        if timeout != 0 and self.before_wait is not None:
-            self.interrupts.during(self.before_wait)
+        if timeout != 0 and self.conduct.before_wait is not None:
+            self.interrupts.during(self.conduct.before_wait)
         with self.interrupts:
             number, waiter, deadline = self._expect(request, timeout)
             try:
@@ -179,7 +173,8 @@ class Connection:
 
     def spent_on(self, cause: str) -> AbstractContextManager[None]:
         """Count the time of a block as `cause`, where this thread's time is counted."""
-        return nullcontext() if self.account is None else self.account.spent_on(cause)
+        account = self.conduct.account
+        return nullcontext() if account is None else account.spent_on(cause)
 
     def alive(self) -> bool:
         """Whether the server is still there, without asking it.
@@ -216,6 +211,13 @@ class Connection:
             with suppress(PacelineError):
                 self.interrupts.silently(self._channel.flush)
 
+    def fail(self, error: PacelineError) -> None:
+        """End the connection, unless it has ended; what waits in other threads ends with that."""
+        if self._broken is None:
+            self._broken = error
+            self._channel.close()
+            self._wake_all()
+
     def close(self, *, left: bool = False) -> None:
         """End the connection; what waits in other threads ends with `Closed`. Idempotent.
 
@@ -224,8 +226,7 @@ class Connection:
         if self._broken is None:
             self._broken = Closed("this session was closed")
         if self.forked:
-            # The connection is the parent's, which goes on with it.
-            return
+            return  # The connection is the parent's, which goes on with it.
         if left:
             self._channel.retire()
         else:
@@ -262,7 +263,7 @@ class Connection:
             raise self._ended(self._break(e)) from e
 
     def _wait(self, waiter: _Waiter, deadline: float | None) -> Frame:
-        account = self.account
+        account = self.conduct.account
         if account is None or not account.mine():
             return self._reply(waiter, deadline)
         before = account.enter(waiter.cause)
@@ -395,6 +396,5 @@ def account(cause: str) -> Account:
 
 
 def _set(wake: threading.Lock) -> None:
-    # It may be set already.
-    with suppress(RuntimeError):
+    with suppress(RuntimeError):  # it is set already
         wake.release()

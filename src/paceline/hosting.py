@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -9,15 +10,20 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 from paceline import ps
 from paceline.core.errors import UnknownName
 from paceline.core.numbers import counted
-from paceline.engines.base import Exit, Listener, Stream, Task, TaskSpec, engine, show
+from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, engine, show
 from paceline.server.local import LocalServer
+from paceline.server.loop import Server
 from paceline.session import Session
 from paceline.transports.base import transport
 from paceline.worker.line import Setup
+
+_log = logging.getLogger("paceline")
 
 GRACE = 2.0
 """Seconds that processes have to end by themselves."""
@@ -32,66 +38,101 @@ DESCRIPTORS, DESCRIPTORS_PER_WORKER = 64, 16
 
 
 class Launched:
-    """Where the engine starts processes: a server in one of its own, reached over a socket."""
+    """Where the engine starts processes, which reach their servers over sockets.
 
-    def __init__(self, name: str, carrier: str) -> None:
+    There are `servers` of them, each in a process of its own; or, for 0, one in a thread of this.
+    """
+
+    def __init__(self, name: str, carrier: str, servers: int) -> None:
         self.engine = engine(name)
         self._secret = secrets.token_bytes(32)
         self._carrier = carrier
-        # A name without a file, where the kernel has such names: nothing to leave behind.
+        # Names without files, where the kernel has such names: nothing to leave behind.
         self._folder = None if sys.platform == "linux" else tempfile.mkdtemp(prefix="paceline-")
-        self._place = f"{self._folder}/ps" if self._folder else f"@paceline-{secrets.token_hex(8)}"
-        if carrier == "tcp":
-            self._place = "127.0.0.1:0"
-        self._task: Task | None = None
+        self._servers: list[_Process | _Thread] = []
+        self._processes = servers
+        self._targets: list[str] = []
 
     def start(self, on_end: Callable[[str], None]) -> None:
-        listener = transport(self._carrier).listen(self._place)
-        # The kernel has chosen the port.
-        self._place = listener.place
+        count = max(1, self._processes)
+        listeners: list[Any] = []
         try:
-            descriptor = listener.fileno()
-            self._server = _ServerWatch(on_end)
-            spec = TaskSpec("ps:0", ps.run, inherit=(descriptor,))
-            self._task = self.engine.start(spec, self._server)
-            # On this host the end of a connection is the end of its process.
-            setup = ps.Serve(self._carrier, self._place, descriptor, self._secret, linger=0.0)
-            self._task.send(setup)
+            for index in range(count):
+                listeners.append(transport(self._carrier).listen(self._place(index)))
+            # The kernel has chosen the ports.
+            self._targets = [f"{self._carrier}:{listener.place}" for listener in listeners]
+            if self._processes:
+                started = [_Process(self.engine, f"ps:{index}", on_end) for index in range(count)]
+                self._servers = [*started]
+                for index, (server, listener) in enumerate(zip(started, listeners, strict=True)):
+                    server.start(self._serve(index, listener), listener.fileno())
         finally:
-            listener.hand_over()
+            for listener in listeners if self._processes else ():
+                listener.hand_over()
+        if not self._processes:
+            self._servers = [_Thread(listeners[0], self._secret, on_end)]
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
-        return Setup(self._target, self._secret, job, index, seed, alone=True)
+        return Setup(self._targets[0], self._secret, job, index, seed, alone=True)
 
     def preflight(self, workers: int, threads: int) -> list[str]:
         return preflight(workers, threads, *limits())
 
     def chief(self) -> Session:
-        session = Session(self._target, secret=self._secret, job="chief", index=0)
-        session.connection.explain = self._server.became
+        session = Session(self._targets[0], secret=self._secret, job="chief", index=0)
+        for line, server in zip(session.lines.all, self._servers, strict=True):
+            line.explain = server.became
+        # None of them is started again.
+        session.lines.end()
         return session
 
-    @property
-    def _target(self) -> str:
-        return f"{self._carrier}:{self._place}"
-
     def close(self) -> None:
-        try:
-            if self._task is not None:
-                self.engine.stop(self._task, GRACE)
-        finally:
-            self.engine.close(GRACE)
+        with ExitStack() as steps:
             if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                steps.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            steps.callback(self.engine.close, GRACE)
+            for server in self._servers:
+                steps.callback(server.stop, GRACE)
+
+    def _place(self, index: int) -> str:
+        if self._carrier == "tcp":
+            return "127.0.0.1:0"
+        return f"{self._folder}/{index}" if self._folder else f"@paceline-{secrets.token_hex(8)}"
+
+    def _serve(self, index: int, listener: Any) -> ps.Serve:
+        # On this host the end of a connection is the end of its process.
+        return ps.Serve(
+            self._carrier,
+            listener.place,
+            listener.fileno(),
+            self._secret,
+            linger=0.0,
+            index=index,
+            servers=tuple(self._targets),
+        )
 
 
-class _ServerWatch(Listener):
-    """Hears of the server's process."""
+class _Process(Listener):
+    """A server in a process of its own."""
 
-    def __init__(self, on_end: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, name: str, on_end: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._name = name
         self._on_end = on_end
+        self._task: Task | None = None
         self._exit: Exit | None = None
         self._ended = threading.Event()
+
+    def start(self, setup: ps.Serve, descriptor: int) -> None:
+        """Start it; it serves at the socket with that descriptor."""
+        spec = TaskSpec(self._name, ps.run, inherit=(descriptor,))
+        self._task = self._engine.start(spec, self)
+        self._task.send(setup)
+
+    def stop(self, timeout: float) -> None:
+        """End it."""
+        if self._task is not None:
+            self._engine.stop(self._task, timeout)
 
     def received(self, task: Task, message: object, /) -> None:
         """A server has nothing to say."""
@@ -101,7 +142,7 @@ class _ServerWatch(Listener):
 
     def ended(self, task: Task, how: Exit, /) -> None:
         self._exit = how
-        self._on_end(f"the server, ps:0, {how.told}")
+        self._on_end(f"the server, {self._name}, {how.told}")
         self._ended.set()
 
     def became(self) -> str | None:
@@ -110,7 +151,40 @@ class _ServerWatch(Listener):
         if self._exit is None:
             return None
         error = f"\n{self._exit.error.rstrip()}" if self._exit.error else ""
-        return f"the server, ps:0, {self._exit.told}{error}"
+        return f"the server, {self._name}, {self._exit.told}{error}"
+
+
+class _Thread:
+    """A server in a thread of this process, which takes turns with whatever else runs in it."""
+
+    def __init__(self, listener: Any, secret: bytes, on_end: Callable[[str], None]) -> None:
+        try:
+            self._server = Server([listener], secret, linger=0.0, on_note=_log.warning)
+        except BaseException:
+            listener.close()
+            raise
+        self._on_end = on_end
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="paceline-server", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._server.serve()
+        except BaseException as e:
+            self._error = f"the server in this process failed: {e!r}"
+            self._on_end(self._error)
+
+    def stop(self, timeout: float) -> None:
+        """End it."""
+        if self._thread.is_alive():
+            self._server.stop()
+        self._thread.join(timeout)
+        self._server.close()
+
+    def became(self) -> str | None:
+        """What became of it, if it has ended."""
+        return self._error
 
 
 class Local:
@@ -139,15 +213,17 @@ class Local:
         self.engine.close(GRACE)
 
 
-def hosting(name: str, carrier: str) -> Launched | Local:
-    """Where a cluster with that engine lives; its processes reach the server over `carrier`.
+def hosting(name: str, carrier: str, servers: int) -> Launched | Local:
+    """Where a cluster with that engine lives; its processes reach their servers over `carrier`.
+
+    Where everything is in one process, one server stands for all.
 
     Raises:
         UnknownName: there is no such engine, or no such way to reach a server.
     """
     if carrier not in CARRIERS:
         raise UnknownName(f"no transport {carrier!r} for a cluster; there are {list(CARRIERS)}")
-    return Local(name) if name in ("serial", "threads") else Launched(name, carrier)
+    return Local(name) if name in ("serial", "threads") else Launched(name, carrier, servers)
 
 
 def preflight(workers: int, threads: int, cores: int, descriptors: int) -> list[str]:

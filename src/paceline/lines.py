@@ -35,6 +35,9 @@ class Lines:
     ) -> None:
         self._first = first
         self._by_task = by_task or {}
+        self.conduct = first.conduct
+        for each in self.all:
+            each.conduct = self.conduct
         self._anew = anew
         self._ending = threading.Event()
         self._joining = {task: threading.Lock() for task in self._by_task}
@@ -56,6 +59,10 @@ class Lines:
     def all(self) -> list[Connection]:
         """All lines, `first` the first."""
         return list(self._by_task.values()) or [self.first]
+
+    def alive(self) -> bool:
+        """Whether all servers are still there, without asking them."""
+        return all(line.alive() for line in self.all)
 
     @property
     def tasks(self) -> list[str]:
@@ -191,6 +198,7 @@ class Lines:
             if self._by_task[task] is not found:
                 return self._by_task[task]
             made = self._anew(task, left(timeout, began), self._ending)
+            made.conduct = self.conduct
             self._by_task[task] = made
             self.operations = {
                 asked: line for asked, line in self.operations.items() if line is not found

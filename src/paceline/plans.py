@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import functions
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.errors import FunctionError, SchemaError
 from paceline.core.numbers import whole
 from paceline.core.schedule import SCHEDULES, ScheduleName
+from paceline.lines import Lines
 from paceline.variables import Variable
 
 
@@ -60,6 +62,24 @@ class Plan:
         except FunctionError:
             functions.dump(self.fn)  # by itself, so that an error speaks of it
             raise
+
+    def home(self, lines: Lines, key: str) -> Connection:
+        """The line to the server that its collection is on: that of the variable that stamps.
+
+        Raises:
+            SchemaError: in lockstep a variable is on another server, so not in its rounds.
+        """
+        near = None
+        if self.stamps is not None:
+            near = lines.home("variable", self.stamps, make=False)
+        home = lines.home("collection", key, near=near)
+        for each in self.resources if self.schedule == "lockstep" else ():
+            if isinstance(each, Variable) and lines.home("variable", each.key, make=False) != home:
+                raise SchemaError(
+                    f"in lockstep all variables are on one server, and {each.called} is not where"
+                    f" the collection is, {lines.task(home)}: make it there (session.device)"
+                )
+        return home
 
     def opening(self, name: str, turns: list[str] | None) -> m.OpenCollection:
         """What makes its collection; `turns` are the workers in the order of theirs."""

@@ -7,6 +7,8 @@ import socket
 import threading
 from dataclasses import dataclass
 
+from paceline.core.cluster_state import ClusterState
+from paceline.core.spec import Spec, Task
 from paceline.engines.base import Link
 from paceline.server.loop import LINGER, Server
 from paceline.transports.base import transport
@@ -16,13 +18,18 @@ _log = logging.getLogger("paceline")
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """A server's first message: the socket that it inherits, already listening."""
+    """A server's first message: the socket that it inherits, already listening.
+
+    It is the `index`-th of the cluster's servers, each given by what opens a session on it.
+    """
 
     transport: str
     place: str
     descriptor: int
     secret: bytes
     linger: float = LINGER
+    index: int = 0
+    servers: tuple[str, ...] = ()
 
 
 def run(link: Link) -> None:
@@ -32,6 +39,10 @@ def run(link: Link) -> None:
     inherited = socket.socket(fileno=setup.descriptor)
     listener = transport(setup.transport).listen(setup.place, inherited)
     server = Server([listener], setup.secret, linger=setup.linger, on_note=_log.warning)
+
+    if len(setup.servers) > 1:
+        spec = Spec({"ps": list(setup.servers)})
+        server.service.cluster = ClusterState(spec, spec.tasks(), Task("ps", setup.index))
 
     def watch() -> None:
         try:

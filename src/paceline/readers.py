@@ -173,7 +173,7 @@ class Reader(Handle):
             # All others are held by generators of this one thread, which go on when this one ends.
             if not self.stats()["closed"]:
                 raise
-            self._connection.worked_off = True
+            self._connection.conduct.worked_off = True
             return None
 
     def _take(self, before: Piece | None, limit: float | None) -> Piece | None:
@@ -191,7 +191,7 @@ class Reader(Handle):
         head, _ = self._connection.exchange(request, timeout=patience, undo=back)
         if head.delivery:
             return Piece(self._connection, self.key, head)
-        self._connection.worked_off = True
+        self._connection.conduct.worked_off = True
         return None
 
     def _leave(self, piece: Piece) -> None:

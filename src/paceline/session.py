@@ -136,6 +136,11 @@ class Session(Resources, Replicas, Operations, Closing):
         """The line to the first server."""
         return self._lines.first
 
+    @property
+    def lines(self) -> Lines:
+        """Its lines to all servers."""
+        return self._lines
+
     def servers(self) -> list[str]:
         """The tasks that run servers, the first of them first.
 

@@ -106,7 +106,7 @@ class Hint:
     def version(self) -> int | None:
         """What a read gives; `None` where only the home can tell."""
         # It means nothing once the server is gone; a lockstep round has versions of its own.
-        if self._home.in_lockstep or not self._home.alive():
+        if self._home.conduct.in_lockstep or not self._home.alive():
             return None
         found = int(self._word[0])
         # After a reset the word may be another variable's, of a later epoch: ask.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -122,7 +122,11 @@ class CallStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A cluster at one moment. The server's counters are of one step of the server."""
+    """A cluster at one moment. The counters of each server are of one step of it.
+
+    `servers` has the times of all by task; `server` those of the first. Without processes both are
+    empty.
+    """
 
     wall: float
     chief: Spent
@@ -132,10 +136,13 @@ class Stats:
     queues: Mapping[str, QueueStats]
     variables: Mapping[str, int]
     calls: Mapping[str, CallStats]
+    servers: Mapping[str, Spent] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"chief     {self.chief}"]
-        if self.server is not None:
+        if len(self.servers) > 1:
+            lines += [f"{task}      {spent}" for task, spent in self.servers.items()]
+        elif self.server is not None:
             lines.append(f"server    {self.server}")
         lines += [_line(worker) for worker in self.workers]
         for kind, of_kind in (("collection", self.collections), ("queue", self.queues)):
@@ -198,6 +205,35 @@ def of_worker(
         waits=shown(f"{waits[0][0]} '{waits[0][1]}'") if waits else None,
         spent=_continued(place, told, waits, now),
     )
+
+
+def together(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several servers of a cluster say of resources and members, as if it were one."""
+    found: dict[str, Any] = {}
+    for content in contents:
+        for kind, those in content.items():
+            if kind != "members" and isinstance(those, dict):
+                found.setdefault(kind, {}).update(those)
+    members: dict[str, Any] = {}
+    for content in contents:
+        for name, told in content["members"].items():
+            members[name] = _both(members[name], told) if name in members else told
+    return found | {"members": members}
+
+
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A member as two servers see it: what it told last, what it made, and all it waits for."""
+    told = [each for each in (one, other) if each["times"]]
+    newest = min(told, key=lambda each: float(each["since"]), default=one)
+    making = max(one, other, key=lambda each: int(each["items"]))
+    return {
+        "times": newest["times"],
+        "since": newest["since"],
+        "waits": [*one["waits"], *other["waits"]],
+        "making": one["making"] or other["making"],
+        "items": making["items"],
+        "version": making["version"],
+    }
 
 
 def frozen(content: Mapping[str, Mapping[str, Any]], kind: type[Q]) -> Mapping[str, Q]:

@@ -9,7 +9,7 @@ from paceline.core import messages as m
 from paceline.core.collection_state import CollectionState
 from paceline.core.errors import Closed, SchemaError, UnknownName
 from paceline.core.lockstep_state import LockstepState
-from paceline.core.names import beside, checked
+from paceline.core.names import beside, checked, quoted
 from paceline.core.queue_items import items_in
 from paceline.core.queue_state import QueueState
 from paceline.core.schedule import Schedule
@@ -43,6 +43,7 @@ class CollectionDesk(Desk):
             m.Drain: self._drain,
             m.EndCollection: self._end,
             m.Free: self._free,
+            m.Make: self._make,
             m.CollectionStats: self._stats,
         }
 
@@ -185,6 +186,13 @@ class CollectionDesk(Desk):
         state = self.states.get(request.name)
         if state is not None:
             self._stop(request.name, state.ended())
+        else:
+            self._interrupt(request.name, Closed(f"collection {quoted(request.name)} has ended"))
+        self._service.answer(peer, frame.request, m.Done())
+
+    def _make(self, peer: Peer, request: m.Make, frame: Frame) -> None:
+        self._makes[peer] = request.name
+        self._service.parking.allow(peer)
         self._service.answer(peer, frame.request, m.Done())
 
     def _free(self, peer: Peer, request: m.Free, frame: Frame) -> None:
@@ -200,6 +208,10 @@ class CollectionDesk(Desk):
         state.end()
         self._variables.rounds.forget(state.round)
         self._changed(name)
+        self._interrupt(name, why)
+
+    def _interrupt(self, name: str, why: Closed) -> None:
+        """End all waits of those who make items for a collection."""
         for worker, makes in list(self._makes.items()):
             if makes == name:
                 self._service.parking.interrupt(worker, why)

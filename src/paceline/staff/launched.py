@@ -14,8 +14,16 @@ from paceline import blas, functions
 from paceline.collection import Collection
 from paceline.core import messages as m
 from paceline.core.account import CALLS, Account, Times
-from paceline.core.errors import PacelineError, SchemaError
-from paceline.core.stats import CollectionStats, QueueStats, Stats, frozen, of_account, of_worker
+from paceline.core.errors import Disconnected, PacelineError, SchemaError
+from paceline.core.stats import (
+    CollectionStats,
+    QueueStats,
+    Stats,
+    frozen,
+    of_account,
+    of_worker,
+    together,
+)  # fmt: skip
 from paceline.crew.calls import Asked, packed
 from paceline.crew.crew import Crew
 from paceline.hosting import hosting
@@ -35,6 +43,7 @@ class Launched(Staff):
         jobs: dict[str, int],
         engine: str,
         transport: str,
+        servers: int,
         account: Account,
         *,
         seed: int,
@@ -43,7 +52,7 @@ class Launched(Staff):
         devices: str,
     ) -> None:
         self._account = account
-        self._hosting = hosting(engine, transport)
+        self._hosting = hosting(engine, transport, servers)
         self.concurrent = self._hosting.engine.concurrent
         self._crew = Crew(
             self._hosting.engine,
@@ -55,15 +64,24 @@ class Launched(Staff):
             devices=devices,
         )
         try:
-            self._hosting.start(self._crew.server_ended)
+            self._hosting.start(self._server_ended)
             self._crew.begin()
             self.session = self._hosting.chief()
-            self.session.connection.account = account
+            self.session.lines.conduct.account = account
         except BaseException:
             self.close()
             raise
         for warning in self._hosting.preflight(sum(jobs.values()), threads):
             _log.warning("%s", warning)
+
+    def _server_ended(self, how: str) -> None:
+        """Nobody can go on without one of the servers: on the engine's thread, or the server's."""
+        self._crew.server_ended(how)
+        if hasattr(self, "session"):
+            for line in self.session.lines.all:
+                # That of the server itself breaks by itself, and knows more.
+                if line.alive():
+                    line.fail(Disconnected(how))
 
     def __repr__(self) -> str:
         return f"{self._crew.alive()} workers, {self._hosting.engine}"
@@ -75,8 +93,10 @@ class Launched(Staff):
         turns = self._turns(plan, job)
         payload = plan.payload()
         name = self.session.key(plan.name(number))
-        self.session.connection.call(plan.opening(name, turns))
-        made: Collection[Any] = Collection(self.session, self._crew.collecting, name, on_change)
+        plan.home(self.session.lines, name).call(plan.opening(name, turns))
+        made: Collection[Any] = Collection(
+            self.session.lines, self._crew.collecting, name, on_change
+        )
         on_change(made)
         ahead = plan.ahead(self._crew.count(job))
         work = Collect(name, payload, plan.stamps, ahead, plan.schedule)
@@ -119,19 +139,25 @@ class Launched(Staff):
             return self._crew.calling.results(job, asked, all_of_them=all_of_them)
 
     def stats(self) -> Stats:
-        content = self.session.connection.call(m.Stats()).content
+        lines = self.session.lines
+        contents = [line.call(m.Stats()).content for line in lines.all]
+        content = together(contents)
         places, now = self._crew.places(), time.monotonic()
         current = {
             name: state["version"]
             for name, state in content["collections"].items()
             if state["version"] is not None
         }
-        server = content["server"]
+        servers = {
+            f"ps:{index}": of_account(Times(*each["server"]))
+            for index, each in enumerate(contents)
+            if each["server"] is not None
+        }
         chief = of_account(self._account.times())
         return Stats(
             wall=chief.wall,
             chief=chief,
-            server=None if server is None else of_account(Times(*server)),
+            server=next(iter(servers.values()), None),
             workers=tuple(
                 of_worker(place, content["members"].get(place.name), current, now)
                 for place in places
@@ -140,6 +166,7 @@ class Launched(Staff):
             queues=frozen(content["queues"], QueueStats),
             variables=MappingProxyType(content["variables"]),
             calls=MappingProxyType(self._crew.calling.stats()),
+            servers=MappingProxyType(servers),
         )
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Caller:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as e:
-            if not worker.session.connection.alive():
+            if not worker.session.lines.alive():
                 raise
             kind = "WouldBlock" if isinstance(e, WouldBlock) else "TaskFailed"
             return Answer(ask.number, error=(kind, told(e)))

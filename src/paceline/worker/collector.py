@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from paceline.calling import keywords
-from paceline.connection import Pending
+from paceline.connection import Connection, Pending
 from paceline.core import messages as m
 from paceline.core.account import ADMISSION, BUSY, HANDING
 from paceline.core.errors import FunctionError, PacelineError, SchemaError, TimedOut
@@ -33,7 +33,14 @@ class Collector:
     """Runs one generator function and offers its items, starting each only when admitted."""
 
     def __init__(
-        self, worker: Worker, job: Collect, fn: Any, resources: tuple[Any, ...], *, waits: bool
+        self,
+        worker: Worker,
+        job: Collect,
+        line: Connection,
+        fn: Any,
+        resources: tuple[Any, ...],
+        *,
+        waits: bool,
     ) -> None:
         self.items = 0
         self._waits = waits
@@ -41,7 +48,7 @@ class Collector:
         self._account = worker.account
         self._job = job
         self._name = getattr(fn, "__name__", "the function")
-        self._connection = worker.session.connection
+        self._connection = line
         self._stamp = _stamping(resources, job.version_of)
         self._make = partial(_generator, fn, resources, worker)
         self._lockstep = job.schedule == "lockstep"
@@ -52,9 +59,10 @@ class Collector:
         self._held: list[tuple[m.RunHead, Block | None]] = []
         self._pending: Pending | None = None
         self._thread = threading.get_ident()
-        self._connection.before_wait = self.step_back
-        self._connection.worked_off = False
-        self._connection.in_lockstep = self._lockstep
+        self._conduct = worker.session.lines.conduct
+        self._conduct.before_wait = self.step_back
+        self._conduct.worked_off = False
+        self._conduct.in_lockstep = self._lockstep
 
     def steps(self) -> Generator[bool, None, None]:
         """Go on until the function or its collection has ended."""
@@ -83,14 +91,14 @@ class Collector:
                     self._account.enter(ADMISSION)
                 yield True
         finally:
-            self._connection.before_wait = None
-            self._connection.in_lockstep = False
+            self._conduct.before_wait = None
+            self._conduct.in_lockstep = False
             close = getattr(self._made, "close", None)
             if close is not None:
                 close()
             with suppress(PacelineError):
                 self.step_back()
-        if self.items == 0 and not self._connection.worked_off:
+        if self.items == 0 and not self._conduct.worked_off:
             raise FunctionError(
                 f"{self._name} returned without yielding an item; it should yield items for as long"
                 " as it is asked (`while True: ... yield item`)"

@@ -65,7 +65,7 @@ class Worker:
         """Whether nobody wants what the function makes; one that takes long can look."""
         self._listen()
         stopped = self._hung_up or self._current in self._stopped
-        return stopped or not self.session.connection.alive()
+        return stopped or not self.session.lines.alive()
 
     def take_logged(self) -> dict[str, list[float]] | None:
         """What was noted since the last item."""
@@ -75,7 +75,7 @@ class Worker:
     @property
     def account(self) -> Account:
         """Where this worker's time goes."""
-        account = self.session.connection.account
+        account = self.session.lines.conduct.account
         assert account is not None
         return account
 
@@ -85,7 +85,8 @@ class Worker:
         times = self.news()
         with suppress(PacelineError):  # whoever asks next hears of a lost server
             # What a function let go of as it ended is of use to others now.
-            self.session.connection.give_back()
+            for line in self.session.lines.all:
+                line.give_back()
             if times is not None:
                 self.session.connection.tell(m.Report(times))
 

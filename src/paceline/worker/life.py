@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline import blas, functions
 from paceline.calling import told
-from paceline.connection import account
+from paceline.connection import Connection, account
 from paceline.core import messages as m
 from paceline.core.account import BUSY, IDLE, STARTING
 from paceline.core.errors import (
@@ -46,7 +46,10 @@ def run(link: Link) -> Generator[bool, None, None]:
         session = Session(
             setup.target, secret=setup.secret, job=setup.job, index=setup.index, channel=channel
         )
-        session.connection.account = spent
+        session.lines.conduct.account = spent
+        if setup.alone:
+            # Its launcher starts no server again.
+            session.lines.end()
         worker = Worker(setup, session, link)
         caller = Caller(worker)
         link.send(Started())
@@ -74,27 +77,32 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
     error: str | None = None
     hopeless = False
     worker.begin(job.collection)
+    lines = worker.session.lines
     try:
+        line = lines.home("collection", job.collection, make=False)
         # From now on it waits for this collection, and as long as there is one.
-        worker.session.connection.call(m.Offer(job.collection, [], 0, 0, 0.0))
+        for other in lines.all:
+            if other is not line:
+                other.call(m.Make(job.collection))
+        line.call(m.Offer(job.collection, [], 0, 0, 0.0))
         # One handle for each name, so that a read through any of its mentions stamps.
         loaded: Any = functions.load(job.payload, functools.cache(worker.session.handle))
         fn, resources = loaded
         if alone:
             _seed_framework(worker.seed)
             _warn(worker, job)
-        collector = Collector(worker, job, fn, resources, waits=waits)
+        collector = Collector(worker, job, line, fn, resources, waits=waits)
         yield from collector.steps()
     except Closed as e:
         # The collection has ended; a queue of the user's that was closed ends the function too.
-        if isinstance(e, WasReset) and _goes_on(worker, job):
+        if isinstance(e, WasReset) and _goes_on(line, job):
             error, hopeless = told(e), True
     except FunctionError as e:
         error, hopeless = f"FunctionError: {e}", True
     except (WouldBlock, SchemaError) as e:
         error, hopeless = told(e), True
     except Exception as e:
-        if not worker.session.connection.alive():
+        if not worker.session.lines.alive():
             # Whatever else it says: without a server this process is of no use.
             raise
         where = f"\n({collector.where()})" if collector else ""
@@ -102,17 +110,18 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
     if error is None and job.schedule == "lockstep":
         with suppress(PacelineError):
             # Nobody else can take its turns.
-            worker.session.connection.call(m.Drain(job.collection))
+            line.call(m.Drain(job.collection))
     with suppress(PacelineError):  # whoever asks next hears of a lost server
-        worker.session.connection.tell(m.Free())
+        for each in lines.all:
+            each.tell(m.Free())
     worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless))
     yield True
 
 
-def _goes_on(worker: Worker, job: Collect) -> bool:
+def _goes_on(line: Connection, job: Collect) -> bool:
     """Whether its collection has not ended."""
     try:
-        worker.session.connection.call(m.Offer(job.collection, [], 0, 0, 0.0))
+        line.call(m.Offer(job.collection, [], 0, 0, 0.0))
     except PacelineError:
         return False
     return True

@@ -21,6 +21,7 @@ from paceline.core.messages.collections import (
     Drain,
     EndCollection,
     Free,
+    Make,
     Next,
     Offer,
     OpenCollection,
@@ -160,6 +161,7 @@ __all__ = [
     "Leave",
     "LetGo",
     "Locate",
+    "Make",
     "Mean",
     "Message",
     "Next",
@@ -242,6 +244,7 @@ Requests: TypeAlias = (
     | Next
     | EndCollection
     | Free
+    | Make
     | Drain
     | Delivered
     | CollectionStats

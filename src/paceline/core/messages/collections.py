@@ -79,5 +79,14 @@ class CollectionStats(Request[Text], tag=34, frozen=True, gc=False):
     name: str
 
 
+class Make(Request[Done], tag=90, frozen=True, gc=False):
+    """This session makes items for a collection that another server has.
+
+    Its waits here end with the collection.
+    """
+
+    name: str
+
+
 class Free(Request[Done], tag=82, frozen=True, gc=False):
     """One way: this session makes items for no collection any more, and may wait for others."""
