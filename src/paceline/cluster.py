@@ -264,6 +264,8 @@ class Cluster(Closing):
         except PacelineError as e:
             _log.warning("while closing: %s", e)
         finally:
+            # They hold this cluster: a ring outlives its end until somebody looks for rings.
+            self._collections = []
             self._staff.close()
 
     def _hear(self, collection: Collection[Any]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from paceline import blas, functions
 from paceline.collection import Collection
@@ -32,6 +33,21 @@ from paceline.staff.base import Calls, OnChange, Staff
 from paceline.worker.line import Collect
 
 _log = logging.getLogger("paceline")
+
+OnEnd: TypeAlias = Callable[[str], None]
+"""Hears how a server ended."""
+
+
+def _weakly(heard: OnEnd) -> OnEnd:
+    """The same, held by nobody: what is held in a ring outlives its end until somebody looks."""
+    method = weakref.WeakMethod(heard)
+
+    def hear(how: str) -> None:
+        found = method()
+        if found is not None:
+            found(how)
+
+    return hear
 
 
 @final
@@ -64,7 +80,7 @@ class Launched(Staff):
             devices=devices,
         )
         try:
-            self._hosting.start(self._server_ended)
+            self._hosting.start(_weakly(self._server_ended))
             self._crew.begin()
             self.session = self._hosting.chief()
             self.session.lines.conduct.account = account
