@@ -23,6 +23,8 @@ def free_ports(count: int) -> list[int]:
     draw = random.SystemRandom()
     while len(found) < count:
         port = draw.randrange(10_000, 32_000)
+        if port in found:
+            continue
         with socket.socket() as sock:
             try:
                 sock.bind(("127.0.0.1", port))

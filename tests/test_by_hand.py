@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from clusters import LIMIT, until
-from hands import cluster, ended, start, toml
+from hands import cluster, ended, served, start, toml
 from pages import ROOT
 from programs import EXAMPLES
 
@@ -255,3 +255,25 @@ def test_the_commands_of_the_readme_start_a_cluster_that_ends_by_itself(tmp_path
     assert "weights [ 2. -3.]\n" in said[3]
     for index in range(3):
         assert re.search(rf"^worker:{index} ends after [1-9]\d* steps\n\Z", said[index], re.M)
+
+
+@pytest.mark.parametrize("carrier", ["unix", "tcp"])
+def test_a_server_that_ends_tells_every_session_why(tmp_path: Path, carrier: str) -> None:
+    spec = cluster(tmp_path, carrier, ps=2, worker=2)
+    with (
+        served(spec, secret=b"s" * 32) as servers,
+        paceline.Session(spec, secret=b"s" * 32, job="worker", index=0) as idle,
+        paceline.Session(spec, secret=b"s" * 32, job="worker", index=1) as asks,
+    ):
+        queue = idle.queue("q", 1)
+        asks.request_stop("enough")
+        for server in servers:
+            server.join(timeout=LIMIT)
+            server.close()
+        # Nobody has read what the server said last.
+        assert idle.should_stop()
+        stopped = asks.stopped()
+        assert stopped is not None
+        assert stopped.reason.endswith("the cluster is done: enough")
+        with pytest.raises(paceline.Closed, match="the cluster is done: enough"):
+            queue.enqueue(1)

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,8 +29,11 @@ from paceline.core.manifest import FileEntry, Manifest, VariableEntry
 from paceline.core.tree import Tree, build, decoded, flatten
 from paceline.core.versions import epoch_of
 
-if sys.platform != "win32":
+try:
     import fcntl
+except ImportError:
+    # Windows has no such locks.
+    fcntl = None  # type: ignore[assignment]
 
 _log = logging.getLogger("paceline")
 
@@ -234,7 +236,7 @@ def _synced(folder: Path) -> None:
 
 @contextmanager
 def _locked(root: Path, timeout: float) -> Iterator[None]:
-    if sys.platform == "win32":
+    if fcntl is None:
         raise Unsupported("checkpoints are locked as Linux and macOS do it: use WSL")
     deadline = time.monotonic() + timeout
     with (root / ".lock").open("a") as file:

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from paceline.collection import Collection
-from paceline.connection import account
 from paceline.core.account import BUSY, STARTING
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
@@ -18,6 +17,7 @@ from paceline.core.errors import PacelineError, SchemaError
 from paceline.core.numbers import whole
 from paceline.core.schedule import ScheduleName
 from paceline.core.stats import Stats
+from paceline.lines import account
 from paceline.plans import FIRST_VARIABLE, planned
 from paceline.progress import Mode
 from paceline.progress import progress as display

@@ -155,7 +155,7 @@ class Collection(Closing, Generic[D]):
     def _taken(self, limit: float | None) -> Batch[D]:
         began = self.tally.waiting_since = time.monotonic()
         try:
-            with self._connection.spent_on(BATCH):
+            with self._connection.conduct.spent_on(BATCH):
                 items, buffers = self._ask(limit)
         except (Closed, Disconnected):
             self._check()

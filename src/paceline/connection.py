@@ -7,11 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from paceline.core import messages as m
-from paceline.core.account import REQUESTS, Account
+from paceline.core.account import REQUESTS
 from paceline.core.codec import ERROR, MAX_HEADER, ONE_WAY, REQUEST
 from paceline.core.conduct import Conduct
 from paceline.core.errors import (
@@ -31,8 +31,7 @@ R = TypeVar("R")
 GRACE = 60.0
 """Seconds beyond a request's own timeout after which a silent server counts as gone."""
 
-CANCEL_LIMIT = 5.0
-LEAVE_LIMIT = 5.0
+CANCEL_LIMIT = LEAVE_LIMIT = 5.0
 
 
 class _Waiter:
@@ -45,6 +44,12 @@ class _Waiter:
 
     def done(self) -> bool:
         return self.frame is not None
+
+    def rouse(self) -> None:
+        """Have whoever waits look again."""
+        if self.wake is not None:
+            with suppress(RuntimeError):  # it has been told already
+                self.wake.release()
 
 
 class Pending:
@@ -171,11 +176,6 @@ class Connection:
         """Whether this is a copy in a forked process, where the connection is not ours."""
         return os.getpid() != self._process
 
-    def spent_on(self, cause: str) -> AbstractContextManager[None]:
-        """Count the time of a block as `cause`, where this thread's time is counted."""
-        account = self.conduct.account
-        return nullcontext() if account is None else account.spent_on(cause)
-
     def alive(self) -> bool:
         """Whether the server is still there, without asking it.
 
@@ -260,7 +260,19 @@ class Connection:
         try:
             self._channel.send(frame)
         except Disconnected as e:
-            raise self._ended(self._break(e)) from e
+            raise self._ended(self._break(self._last_word() or e)) from e
+
+    def _last_word(self) -> PacelineError | None:
+        """Why the server ended the connection, if it said so and nobody has read it yet."""
+        if self._broken is None and self._reading.acquire(blocking=False):
+            try:
+                while (frame := self._channel.receive(0)) is not None:
+                    self._dispatch(frame)
+            except PacelineError:
+                return self._broken
+            finally:
+                self._pass_on()
+        return self._broken
 
     def _wait(self, waiter: _Waiter, deadline: float | None) -> Frame:
         account = self.conduct.account
@@ -315,12 +327,12 @@ class Connection:
 
     def _dispatch(self, frame: Frame) -> None:
         waiter = self._waiters.get(frame.request)
-        if waiter is None:
-            return
-        with self._lock:
-            waiter.frame = frame
-            if waiter.wake is not None:
-                _set(waiter.wake)
+        if waiter is not None:
+            with self._lock:
+                waiter.frame = frame
+                waiter.rouse()
+        elif frame.kind == ERROR and frame.request == 0:
+            self._break(m.revived(m.decode_reply(frame.header)))
 
     def _pass_on(self) -> None:
         """Stop reading, and let another waiting thread take over."""
@@ -329,15 +341,14 @@ class Connection:
             if len(self._waiters) > 1 or self._broken is not None:
                 for waiter in list(self._waiters.values()):
                     if waiter.wake is not None and waiter.frame is None:
-                        _set(waiter.wake)
+                        waiter.rouse()
                         if self._broken is None:
                             break
 
     def _wake_all(self) -> None:
         with self._lock:
             for waiter in list(self._waiters.values()):
-                if waiter.wake is not None:
-                    _set(waiter.wake)
+                waiter.rouse()
 
     def _break(self, error: PacelineError) -> PacelineError:
         """End the connection; the error that its calls end with from now on."""
@@ -387,14 +398,3 @@ class Connection:
         if isinstance(error, TimedOut):
             return TimedOut(f"{error} (server {self.address})")
         return error
-
-
-def account(cause: str) -> Account:
-    """The account of this thread's time, from now on."""
-    thread = threading.get_ident()
-    return Account(cause, mine=lambda: threading.get_ident() == thread)
-
-
-def _set(wake: threading.Lock) -> None:
-    with suppress(RuntimeError):  # it is set already
-        wake.release()

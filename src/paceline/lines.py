@@ -11,6 +11,7 @@ from typing import TypeAlias
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import names
+from paceline.core.account import Account
 from paceline.core.clock import left
 from paceline.core.errors import Disconnected, PacelineError, TimedOut, UnknownName
 from paceline.core.spec import Task
@@ -248,3 +249,9 @@ class Lines:
             except PacelineError as e:
                 raise type(e)(f"device: the {kind} '{name}': {e}") from e
         return wanted or next(iter(self._by_task), "")
+
+
+def account(cause: str) -> Account:
+    """The account of this thread's time, from now on."""
+    thread = threading.get_ident()
+    return Account(cause, mine=lambda: threading.get_ident() == thread)

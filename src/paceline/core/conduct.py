@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from paceline.core.account import Account
@@ -23,3 +24,7 @@ class Conduct:
     before_wait: Callable[[], None] | None = None
     worked_off: bool = False
     in_lockstep: bool = False
+
+    def spent_on(self, cause: str) -> AbstractContextManager[None]:
+        """Count the time of a block as `cause`, where this thread's time is counted."""
+        return nullcontext() if self.account is None else self.account.spent_on(cause)

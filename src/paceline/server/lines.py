@@ -63,8 +63,8 @@ class Peer:
             self.channel.send(frame)
 
     def dismiss(self, why: PacelineError | None = None) -> None:
-        """Tell the session that the server ends, so that it does not look for it."""
-        if self.window is not None:
+        """Tell the session that the server ends, so that it does not look for it, and `why`."""
+        if self.window is not None or (why is not None and self.member is not None):
             told = m.failure(why or Disconnected("the server has ended"))
             with suppress(Disconnected):
                 self.channel.send(Frame(ERROR, 0, m.encode(told)))

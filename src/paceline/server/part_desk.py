@@ -137,7 +137,8 @@ class HomeDesk(Desk):
 
         def done(total: Stored, error: Exception | None) -> None:
             self._grants.end(delta.stage)
-            total.stage = delta.stage
+            if error is None:
+                total.stage = delta.stage
             self._variables.added(peer, number, state, total, error)
 
         add_beside(self._service, state.stored, delta, done)

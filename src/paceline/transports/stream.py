@@ -200,9 +200,11 @@ class StreamChannel(Channel):
                     raise Disconnected(f"the server read nothing for {SEND_LIMIT:.0f} s")
                 if pieces and time.monotonic() > patience:
                     self.interrupts.check()
+        except Disconnected:
+            self.cut()
+            raise
         except BaseException:
-            # Half a frame is out: nothing after it would make sense.
-            self._fail()
+            self._fail()  # Half a frame is out: nothing after it would make sense.
             raise
 
     def _put(self, data: bytes) -> int:
@@ -214,7 +216,8 @@ class StreamChannel(Channel):
             self._gone(e)
 
     def _gone(self, error: OSError) -> NoReturn:
-        self._fail()
+        # What it said before can still be received.
+        self.cut()
         raise Disconnected(f"the other end is gone ({error.strerror})") from error
 
     def _fail(self) -> None:

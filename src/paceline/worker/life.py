@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline import blas, functions
 from paceline.calling import told
-from paceline.connection import Connection, account
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.account import BUSY, IDLE, STARTING
 from paceline.core.errors import (
@@ -25,6 +25,7 @@ from paceline.core.errors import (
     WouldBlock,
 )
 from paceline.engines.base import Link, received
+from paceline.lines import account
 from paceline.session import Session
 from paceline.worker.caller import Caller
 from paceline.worker.collector import Collector
