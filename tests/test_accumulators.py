@@ -225,6 +225,19 @@ def test_who_leaves_ends_the_wait_with_its_name_or_lowers_it(server: Serving) ->
         gradients.take(1, on_leave="lower", timeout=DEADLINE_SECONDS)
 
 
+def test_with_nobody_left_a_take_waits_for_others_if_told(server: Serving) -> None:
+    chief, one = server.session(job="chief"), server.session(job="worker")
+    sums = chief.accumulator("g", like=0.0)
+    one.accumulator("g").join()
+    one.close()
+    with pytest.raises(TimedOut, match=r"0 accepted, 1 missing; left: worker:0; contributors: nob"):
+        sums.take(1, on_leave="wait", timeout=0)
+    waiting = Call(lambda: sums.take(1, on_leave="wait", timeout=DEADLINE_SECONDS).tree)
+    until(lambda: waits(chief, "mean") == 1)
+    server.session(job="worker").accumulator("g").apply(2.0)
+    assert waiting.outcome() == 2.0
+
+
 def test_who_comes_back_is_counted_on_again(server: Serving) -> None:
     chief, one, two = (server.session(job=job) for job in ("chief", "worker", "worker"))
     sums = chief.accumulator("g", like=0.0)
@@ -333,7 +346,9 @@ def test_a_gradient_of_another_structure_or_version_is_refused(server: Serving) 
         gradients.apply(good, policy.version + 1)
     assert gradients.apply(good, policy.read().count) is False
     assert accounted(gradients)["dropped"] == {"epoch": 1}
-    with pytest.raises(SchemaError, match=r"^take 'g': on_leave is 'raise' or 'lower', not 'no'$"):
+    with pytest.raises(
+        SchemaError, match=r"^take 'g': on_leave is 'raise', 'lower' or 'wait', not 'no'$"
+    ):
         gradients.take(1, on_leave="no")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match=r"^take 'g': n is a whole number, 1 or more, not 0$"):
         gradients.take(0)

@@ -106,21 +106,21 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.drop(self.version, "stale")
         assert self.state.advance(self.version) is (len(self.held) < before)
 
-    @rule(n=st.integers(1, CAPACITY), lower=st.booleans())
-    def take(self, n: int, lower: bool) -> None:
+    @rule(n=st.integers(1, CAPACITY), on_leave=st.sampled_from(["raise", "lower", "wait"]))
+    def take(self, n: int, on_leave: str) -> None:
         gave = {task for task, _, _ in self.held}
         possible = len(self.held) + len(self.there - gave)
-        wanted = min(n, possible) if lower and self.gone else n
+        wanted = min(n, possible) if on_leave == "lower" and self.gone else n
         try:
-            most = self.state.ready(n, lower=lower)
+            most = self.state.ready(n, on_leave)
         except WorkerLeft:
             assert self.gone
             assert possible < n
-            assert not lower or possible == 0
+            assert on_leave == "raise" or (on_leave == "lower" and possible == 0)
             return
         if len(self.held) < wanted:
             assert most is NOT_YET
-            assert not self.gone or possible >= wanted
+            assert not self.gone or possible >= wanted or on_leave == "wait"
             return
         assert most == wanted
         expected, self.held = self.held[:wanted], self.held[wanted:]
@@ -183,27 +183,27 @@ def test_what_a_dead_contributor_gave_counts_for_the_quorum() -> None:
     state.advance(BASE + 2)
     applied(state, "a", version=BASE + 2)
     state.leave("a")
-    assert state.ready(3, lower=False) is NOT_YET
+    assert state.ready(3, "raise") is NOT_YET
     applied(state, "b", "c", version=BASE + 2)
-    assert state.ready(3, lower=False) == 3
+    assert state.ready(3, "raise") == 3
     state.take(3)
     state.advance(BASE + 3)
     applied(state, "b", "c", version=BASE + 3)
     message = r"^take\(3\) of 'g': a left; 2 accepted, and contributors are b, c: not enough for 3$"
     with pytest.raises(WorkerLeft, match=message):
-        state.ready(3, lower=False)
-    assert state.ready(3, lower=True) == 2
+        state.ready(3, "raise")
+    assert state.ready(3, "lower") == 2
 
 
 def test_nobody_is_missed_before_the_first_has_left() -> None:
     state = made()
-    assert state.ready(2, lower=True) is NOT_YET
+    assert state.ready(2, "lower") is NOT_YET
     applied(state, "a")
-    assert state.ready(2, lower=True) is NOT_YET
+    assert state.ready(2, "lower") is NOT_YET
     state.leave("a")
-    assert state.ready(2, lower=True) == 1
+    assert state.ready(2, "lower") == 1
     state.join("another connection", "a")
-    assert state.ready(2, lower=True) is NOT_YET
+    assert state.ready(2, "lower") is NOT_YET
 
 
 def test_two_sessions_of_one_task_are_left_when_both_are() -> None:

@@ -17,7 +17,7 @@ from paceline.handles import Handle
 from paceline.packing import copied, memory, pack
 from paceline.requests import Request
 
-OnLeave = Literal["raise", "lower"]
+OnLeave = Literal["raise", "lower", "wait"]
 
 CAPACITY = 64
 """How many gradients an accumulator holds that were not taken yet, unless told another number."""
@@ -125,12 +125,13 @@ class Accumulator(Handle):
         and so is what comes until the variable is assigned: with `max_lag=0`, everything.
 
         When contributors have left and those who are there cannot make `n`, each by one more, it
-        raises, or with `on_leave="lower"` takes as many as there can be. A contributor of the same
-        task that comes instead is counted on again. With `like`, named tuples, dataclasses and JAX
-        arrays come back as such.
+        raises; with `on_leave="lower"` it takes as many as there can be, and with `"wait"` it waits
+        for others to come. A contributor of the same task that comes instead is counted on again.
+        With `like`, named tuples, dataclasses and JAX arrays come back as such.
 
         Raises:
             WorkerLeft: too few are left, the message says who left; with `"lower"`, nobody is.
+                Never with `"wait"`.
             TimedOut: they were not there within `timeout` seconds; nothing was taken.
             SchemaError: `n` is more than its `capacity`, or the mean differs from `like`.
         """
@@ -138,7 +139,7 @@ class Accumulator(Handle):
         n = whole(n, f"take {self.called}: n")
         if on_leave not in get_args(OnLeave):
             raise SchemaError(
-                f"take {self.called}: on_leave is 'raise' or 'lower', not {on_leave!r}"
+                f"take {self.called}: on_leave is 'raise', 'lower' or 'wait', not {on_leave!r}"
             )
         request = m.Take(self.key, n, on_leave, limit)
         found, buffers = self._connection.exchange(request, timeout=limit)

@@ -123,18 +123,19 @@ class AccumulatorState:
         self.dropped[reason] += 1
         return False
 
-    def ready(self, n: int, *, lower: bool) -> int | NotYet:
-        """How many a take would give now: `n`, or with `lower` what those who are left can give.
+    def ready(self, n: int, on_leave: str = "raise") -> int | NotYet:
+        """How many a take would give now: `n`, or with `"lower"` what those who are left can give.
 
         Raises:
-            WorkerLeft: contributors left, and the others cannot make `n`; or nobody is left.
+            WorkerLeft: contributors left, and the others cannot make `n`; with `"lower"`, nobody is
+                left. Never with `"wait"`.
         """
         if len(self.held) >= n:
             return n
         possible = self._possible()
-        if not self.left or possible >= n:
+        if not self.left or possible >= n or on_leave == "wait":
             return NOT_YET
-        if lower and possible:
+        if on_leave == "lower" and possible:
             return possible if len(self.held) == possible else NOT_YET
         left = list(self.left)
         raise WorkerLeft(

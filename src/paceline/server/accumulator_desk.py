@@ -111,10 +111,9 @@ class AccumulatorDesk(NamedDesk[AccumulatorState]):
                 f"take({n}) of '{state.name}': it holds {state.capacity} at most; take fewer, or"
                 f" give it capacity={n} or more"
             )
-        lower = request.on_leave == "lower"
 
         def attempt() -> Any:
-            most = state.ready(n, lower=lower)
+            most = state.ready(n, request.on_leave)
             if most is NOT_YET:
                 return NOT_YET
             # Before anything is taken: without memory nothing has happened.

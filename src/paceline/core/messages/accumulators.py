@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from paceline.core.messages.replies import Count, Done, Head, Mean, Request, Some, Text
 
 Action: TypeAlias = Literal["join", "leave"]
-OnLeave: TypeAlias = Literal["raise", "lower"]
+OnLeave: TypeAlias = Literal["raise", "lower", "wait"]
 
 
 class DefineAccumulator(Request[Text], tag=50, frozen=True, gc=False):
