@@ -68,26 +68,22 @@ def test_an_example_reaches_its_goal_with_any_number_of_workers(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_digits_are_learned_in_step(workers: int) -> None:
+def test_digits_are_learned_with_any_number_of_workers(workers: int, mode: str) -> None:
     pytest.importorskip("sklearn")
-    said = run("digits_sync.py", "--workers", workers).splitlines()
-    assert said[0].endswith(f"; gradients: {300 * workers} taken, dropped: none")
-    assert re.fullmatch(r"solved: test accuracy \d+\.\d %", said[1])
-
-
-@pytest.mark.timeout(120)
-def test_digits_do_not_wait_for_a_slow_worker_when_there_is_a_backup() -> None:
-    pytest.importorskip("sklearn")
-    options = ("--workers", 3, "--slow", 20, "--steps", 100, "--goal", 0)
-    seconds = []
-    for backup in (0, 1):
-        said = run("digits_sync.py", *options, "--backup", backup)
-        found = re.match(r"100 steps in (\d+\.\d) s; gradients: (\d+) taken, dropped: ", said)
-        assert found, said
-        assert int(found[2]) == 100 * (3 - backup)
-        seconds.append(float(found[1]))
-    assert seconds[0] >= 2 * seconds[1]
+    options = ("--mode", mode, "--workers", workers, "--steps", 150, "--goal", 0.9)
+    said = run("digits.py", *options).splitlines()
+    made = re.match(r"150 steps in \d+\.\d s; gradients: (\d+) taken, dropped: (.*)", said[0])
+    oldest = re.fullmatch(r"the oldest gradient: (\d) versions; workers killed: 0", said[1])
+    assert made, said
+    assert oldest, said
+    if mode == "sync":
+        assert (int(made[1]), made[2], int(oldest[1])) == (150 * workers, "none", 0)
+    else:
+        assert int(made[1]) == 150
+        assert int(oldest[1]) <= 4
+    assert re.fullmatch(r"solved: test accuracy \d+\.\d %", said[2])
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
