@@ -52,7 +52,7 @@ def work(policy, count, steps, *, worker):
     made = 0
     while count.add() <= steps:
         replica.pull()
-        before = {name: array.copy() for name, array in replica.leaves().items()}
+        before = replica.leaves()
         batch = draws.integers(len(labels), size=BATCH_SIZE)
         replica.value.train_on_batch(images[batch], labels[batch])
         step = {name: array - before[name] for name, array in replica.leaves().items()}

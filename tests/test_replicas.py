@@ -134,7 +134,7 @@ def test_gradients_of_several_add_up_and_what_has_none_stays(server: Serving) ->
 def test_the_leaves_of_a_replica_are_what_it_would_push() -> None:
     with Session() as session:
         replica = session.replica("model", net(), names=lambda name: f"body.{name}")
-        before = {name: array.copy() for name, array in replica.leaves().items()}
+        before = replica.leaves()
         assert [*before] == [f"body.{name}" for name in sorted(SHAPES)]
         with torch.no_grad():
             replica.value.get_parameter("0.bias").add_(2)
@@ -551,3 +551,12 @@ def test_two_processes_with_different_frameworks_share_parameters_over_two_serve
             program.communicate()
     assert "{'0.weight': 2.0, '0.bias': 2.0, '2.weight': 2.0, '2.bias': 2.0}\n" in out[0]
     assert "[1.0]\n" in out[1]
+
+
+def test_an_addition_says_what_to_add() -> None:
+    with paceline.Session() as session:
+        replica = session.replica("model", {"w": np.ones(2)})
+        with pytest.raises(paceline.SchemaError, match=r"^push 'model': op='add' adds a tree"):
+            replica.push(op="add")
+        assert replica.push({"w": np.ones(2)}, op="add") == replica.variable.version
+        assert replica.variable.read().tree["w"].tolist() == [2, 2]

@@ -57,7 +57,7 @@ def program(
 def entered(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("in "):
+        if line.startswith("in"):
             return
     raise AssertionError(process.communicate(timeout=30))
 
@@ -219,6 +219,92 @@ def test_a_private_containers_variables_are_saved_alone(tmp_path: Path) -> None:
     found = checkpoints.latest(tmp_path)
     assert found is not None
     assert set(found.manifest.variables) == {"w"}
+
+
+def test_a_spread_variable_comes_back_spread_without_being_made_first(tmp_path: Path) -> None:
+    for first in (True, False):
+        spec = hands.cluster(tmp_path, ps=2, chief=1)
+        with hands.served(spec, secret=b"s" * 32):
+            with paceline.Session(spec, job="chief", index=0, secret=b"s" * 32) as session:
+                if first:
+                    session.spread("net", {"a": np.ones(3), "b": np.ones((2, 2))})
+                with paceline.Supervisor(session, checkpoint=tmp_path / "saved"):
+                    assert session.resources()["spread"].keys() == {"net"}
+                    assert session.variable("net").read().tree["b"].tolist() == [[1, 1], [1, 1]]
+
+
+LOSES = """
+import sys
+import numpy as np
+import paceline
+
+def init(session):
+    session.replica("net", {"a": np.zeros(3), "b": np.zeros((2, 2))})
+
+with paceline.Session.from_environment() as session:
+    with paceline.Supervisor(session, init=init, checkpoint=sys.argv[1], save_every=None) as sv:
+        net = session.variable("net")
+        if sv.restored is None:
+            net.assign({"a": np.ones(3), "b": np.ones((2, 2))})
+            sv.save()
+            net.assign({"a": np.full(3, 2.0), "b": np.full((2, 2), 2.0)})
+        print("in", flush=True)
+        while not sv.should_stop():
+            pass
+"""
+
+
+@pytest.mark.parametrize("chief_too", [False, True])
+def test_what_a_server_lost_is_brought_back(
+    tmp_path: Path, cluster: tuple[paceline.ClusterSpec, Path, bytes], chief_too: bool
+) -> None:
+    spec, file, secret = cluster
+    (tmp_path / "train.py").write_text(LOSES)
+    words = ["-m", "paceline", "run", str(tmp_path / "train.py"), "--cluster", str(file)]
+    words += ["--job", "chief", "--", str(tmp_path / "saved")]
+
+    def begun() -> subprocess.Popen[str]:
+        process = hands.start(*words, folder=tmp_path)
+        entered(process)
+        return process
+
+    first = paceline.Server(spec, job_name="ps", task_index=0, secret=secret)
+    second = paceline.Server(spec, job_name="ps", task_index=1, secret=secret)
+    try:
+        chief = begun()
+        with paceline.Session(spec, job="worker", index=0, secret=secret) as worker:
+            if chief_too:
+                chief.kill()
+                chief.communicate(timeout=30)
+            second.close()
+            second = paceline.Server(spec, job_name="ps", task_index=1, secret=secret)
+            if chief_too:
+                chief = begun()
+            # What one server still has is no whole: it is the checkpoint's again.
+            found = worker.variable("net").read(timeout=30).tree
+            assert found["a"].tolist() == [1, 1, 1]
+            assert found["b"].tolist() == [[1, 1], [1, 1]]
+            worker.request_stop()
+        hands.ended(chief)
+    finally:
+        first.close()
+        second.close()
+
+
+def test_who_interrupts_a_worker_stops_nobody_else() -> None:
+    with paceline.Session() as session:
+        with pytest.raises(KeyboardInterrupt), paceline.Supervisor(session):
+            # A private session's own.
+            raise KeyboardInterrupt
+        worker = paceline.Supervisor(session, is_chief=False)
+        with pytest.raises(KeyboardInterrupt), worker:
+            raise KeyboardInterrupt
+
+
+def test_init_is_a_dict_or_takes_the_session() -> None:
+    with paceline.Session() as session:
+        with pytest.raises(paceline.SchemaError, match=r"^init: a dict of values"):
+            paceline.Supervisor(session, init=lambda: None)  # type: ignore[arg-type]
 
 
 def unlucky(session: paceline.Session) -> None:

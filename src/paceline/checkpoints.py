@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,12 @@ class CheckpointError(PacelineError):
 
 @dataclass(frozen=True)
 class Saved:
-    """A variable as it is written: one version and its tree, and its bound."""
+    """A variable as it is written: one version and its tree, its bound, whether it is spread."""
 
     version: int
     tree: Tree
     bound: int | None = None
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Checkpoint:
     """A checkpoint in which every file was what its manifest says when it was found."""
 
     path: Path
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
 
     def read(self, name: str) -> Tree:
         """The tree of a variable; it owns its memory.
@@ -182,6 +183,7 @@ def _write(made: Path, step: int, variables: Mapping[str, Saved]) -> None:
             leaves,
             manifests.spelled(flat.layout, flat.values),
             file,
+            saved.spread,
         )
     told = Manifest(manifests.FORMAT, __version__, step, time.time(), files, entries)
     _stored(made / MANIFEST, [msgspec.json.format(msgspec.json.encode(told))])

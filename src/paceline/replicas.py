@@ -52,14 +52,15 @@ class _Link(Generic[T]):
         self._linked.value = model
 
     def leaves(self) -> dict[str, Any]:
-        """The model's parameters as they are now, by the leaves' shared names: what is pushed.
-
-        Arrays may share the model's memory; copy them to keep them.
+        """Copies of the model's parameters as they are now, by the leaves' shared names.
 
         Raises:
             SchemaError: a graph's variables are not all initialised.
         """
-        return self._linked.leaves(None, f"leaves of '{self.name}'")
+        found = self._linked.leaves(None, f"leaves of '{self.name}'")
+        # A torch module's are its own memory: a step would change those of before it.
+        arrays = {name: leaf for name, leaf in found.items() if isinstance(leaf, np.ndarray)}
+        return found | {name: array.copy() for name, array in arrays.items()}
 
     def _pull(self, timeout: float | None) -> dict[str, int]:
         limit, began = checked_timeout(timeout), time.monotonic()
@@ -87,6 +88,8 @@ class _Link(Generic[T]):
         if op not in ("assign", "add"):
             raise SchemaError(f"{what}: op is 'assign' or 'add', not {op!r}")
         limit, began = checked_timeout(timeout), time.monotonic()
+        if tree is None and op == "add":
+            raise SchemaError(f"{what}: op='add' adds a tree, such as gradients or a step: give it")
         mark = self._linked.mark() if tree is None else None
         found = self._linked.leaves(tree, what, adding=op == "add")
         versions: dict[str, int] = {}
@@ -94,7 +97,7 @@ class _Link(Generic[T]):
             write = variable.assign if op == "assign" else variable.assign_add
             share = {name: found[name] for name in names if name in found}
             versions[place] = write(share, timeout=left(limit, began))
-        if tree is None and op == "assign":
+        if tree is None:
             self._known, self._mark = versions, mark
         return versions
 

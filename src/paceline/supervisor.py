@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from paceline import checkpoints
 from paceline.checkpoints import CheckpointError
+from paceline.connection import Connection
 from paceline.core.clock import checked_timeout, left
 from paceline.core.cluster_state import CHIEFS
 from paceline.core.errors import (
     Closed,
     Disconnected,
     PacelineError,
+    SchemaError,
     TimedOut,
     WorkerFailed,
     WouldBlock,
 )
-from paceline.core.names import parts, text
+from paceline.core.names import key, label, parts, text
 from paceline.core.numbers import whole
 from paceline.counters import Counter
 from paceline.session import FAILURE, Session
@@ -37,6 +40,10 @@ GOODBYES = 30.0
 """Seconds that the chief waits for the others to leave, before it saves."""
 
 LOOK = 0.05
+TICK = 1.0
+"""Seconds between two looks at the servers."""
+
+PROBE = 0.5
 
 Init = Callable[[Session], object] | Mapping[str, Any]
 
@@ -89,7 +96,7 @@ class Supervisor:
         """The global step, once the block is entered."""
         self.restored: checkpoints.Checkpoint | None = None
         """What the chief found on entering."""
-        self._init = init
+        self._init = _checked(init)
         self._folder = checkpoint
         self._every = checked_timeout(save_every, "save_every")
         self._keep = whole(keep, "keep")
@@ -115,9 +122,9 @@ class Supervisor:
         except BaseException as e:
             self._stop(e)
             raise
-        if self._folder is not None and self._every is not None:
+        if self._folder is not None:
             self._thread = threading.Thread(
-                target=self._save_on, args=(self._every,), name="paceline-saver", daemon=True
+                target=self._tend, args=(self._folder,), name="paceline-saver", daemon=True
             )
             self._thread.start()
         return self
@@ -132,7 +139,9 @@ class Supervisor:
         if self._thread is not None:
             self._thread.join()
         quiet = isinstance(error, Closed | Disconnected) and self._asked_to_stop()
-        if error is not None and not quiet:
+        # Who is interrupted by hand leaves; the others go on, unless that is the chief.
+        leaves = isinstance(error, KeyboardInterrupt | SystemExit) and not self.is_chief
+        if error is not None and not quiet and not leaves:
             self._stop(error)
         if self.is_chief:
             self._end(None if quiet else error)
@@ -182,42 +191,74 @@ class Supervisor:
         with self._saving, self.session.container(self._container):
             step = self.step.value
             saved = {}
+            spread = self._spread()
             for name in self._variables():
                 variable = self.session.variable(name, timeout=0.0)
                 found = variable.read()
                 bound = variable.memory()["bound"]
-                saved[name] = checkpoints.Saved(found.version, found.tree, bound)
+                saved[name] = checkpoints.Saved(found.version, found.tree, bound, name in spread)
             checkpoints.save(self._folder, step, saved, keep=self._keep)
 
     # Beginning
 
     def _begun(self) -> Counter:
         """Restore, and make what is not there yet; the counter of steps comes last."""
-        session = self.session
         found = None if self._folder is None else checkpoints.latest(self._folder)
         self.restored = found
+        self._restore(found)
+        try:
+            return self.session.counter(self._name, start=None, timeout=0.0)
+        except (TimedOut, WouldBlock):
+            start = 0 if found is None else found.manifest.step
+            return self.session.counter(self._name, start=start)
+
+    def _restore(self, found: checkpoints.Checkpoint | None) -> None:
+        """Bring back what is not there, or not all of it, and have `init` make the rest."""
+        session = self.session
         saved = {} if found is None else found.manifest.variables
-        missing = session.uninitialized(saved)
+        missing, torn = session.uninitialized(saved), self._torn(saved)
+        for name in torn:
+            self._assign(found, name)
         if callable(self._init):
             self._init(session)
         elif self._init is not None:
             for name, value in self._init.items():
                 if name not in missing:
                     session.variable(name, value)
-        made = [name for name in missing if name not in session.uninitialized(missing)]
+        made = set(missing) - set(session.uninitialized(missing))
         for name in missing:
             # What `init` has just made has the structure, and maybe the place, that is wanted.
-            assert found is not None
             if name in made:
-                session.variable(name).assign(found.read(name))
+                self._assign(found, name)
+                continue
+            assert found is not None
+            if saved[name].spread:
+                session.spread(name, found.read(name))
             else:
                 session.variable(name, found.read(name), memory=saved[name].bound)
-        if found is not None and missing:
-            _log.info("%s: restored %s from %s", session.task, sorted(missing), found.path)
+        if found is not None and (missing or torn):
+            _log.info("%s: restored %s from %s", session.task, [*missing, *torn], found.path)
+
+    def _assign(self, found: checkpoints.Checkpoint | None, name: str) -> None:
+        assert found is not None
         try:
-            return session.counter(self._name, start=None, timeout=0.0)
-        except (TimedOut, WouldBlock):
-            return session.counter(self._name, start=0 if found is None else found.manifest.step)
+            self.session.variable(name).assign(found.read(name))
+        except SchemaError as e:
+            raise SchemaError(f"restore '{name}' from {found.path}: {e}") from e
+
+    def _torn(self, saved: Iterable[str]) -> list[str]:
+        """The spread variables of which a server that was started again has lost its part."""
+        torn = []
+        for name in self._spread().intersection(saved):
+            try:
+                self.session.variable(name).read(timeout=PROBE)
+            except TimedOut:
+                torn.append(name)
+        return torn
+
+    def _spread(self) -> set[str]:
+        there = self.session.resources().get("spread", {})
+        return {name for name in self._variables() if label(key(name, self._container)) in there}
 
     def _waited(self) -> Counter:
         began = time.monotonic()
@@ -287,16 +328,36 @@ class Supervisor:
 
     # Saving
 
-    def _save_on(self, every: float) -> None:
-        """What the saver's thread does."""
-        while not self._over.wait(every):
+    def _tend(self, folder: str | os.PathLike[str]) -> None:
+        """What the chief's thread does: save, and bring back what servers that died had."""
+        lines = self.session.lines
+        known = lines.now(lines.tasks)
+        saved = time.monotonic()
+        while not self._over.wait(TICK if self._every is None else min(TICK, self._every)):
             try:
-                self.save()
+                if known != (known := self._joined(known)):
+                    with self.session.container(self._container):
+                        self._restore(checkpoints.latest(folder))
+                if self._every is not None and time.monotonic() - saved >= self._every:
+                    self.save()
+                    saved = time.monotonic()
             except (Closed, Disconnected):
-                return
+                if self._over.is_set() or self._asked_to_stop():
+                    return
+            except TimedOut as e:
+                _log.warning("%s: %s", self.session.task, e)
             except BaseException as e:
                 self._error = e
                 return
+
+    def _joined(self, known: Mapping[str, Connection]) -> dict[str, Connection]:
+        """The lines to the servers, those started again too."""
+        lines = self.session.lines
+        for task, line in known.items():
+            if not line.alive():
+                with suppress(TimedOut, Disconnected):
+                    lines.line(task, PROBE)
+        return lines.now(known)
 
     def _raise(self) -> None:
         error, self._error = self._error, None
@@ -309,6 +370,19 @@ class Supervisor:
             for each in self.session.resources()["shared"]
             if each["kind"] == "variable" and each["container"] == self._container
         ]
+
+
+def _checked(init: Init | None) -> Init | None:
+    if init is None or isinstance(init, Mapping):
+        return init
+    try:
+        inspect.signature(init).bind(None)
+    except (TypeError, ValueError) as e:
+        raise SchemaError(
+            f"init: a dict of values by the names of their variables, or a function of the session,"
+            f" not {init!r:.80}: {e}"
+        ) from e
+    return init
 
 
 def _is_chief(session: Session) -> bool:

@@ -36,6 +36,7 @@ class VariableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leaves: list[tuple[str, list[int] | None]]
     values: list[Any]
     file: str
+    spread: bool = False
 
     def layout(self) -> bytes:
         """The layout as it travels; raises `SchemaError` if it is none."""
