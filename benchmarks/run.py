@@ -26,7 +26,7 @@ import paceline
 
 HERE = Path(__file__).parent
 
-BENCHMARKS = ["call", "variable", "items", "small", "tcp", "collect", "start"]
+BENCHMARKS = ["call", "variable", "rows", "items", "small", "tcp", "collect", "start"]
 """Modules of this folder with a function `measure(effort)`."""
 
 PROGRAMS = {

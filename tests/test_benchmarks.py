@@ -23,7 +23,15 @@ def run(*arguments: str, status: int = 0) -> str:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("name", "figures"),
-    [("call", 4), ("variable", 4), ("items", 5), ("small", 1), ("collect", 2), ("start", 1)],
+    [
+        ("call", 4),
+        ("variable", 4),
+        ("rows", 4),
+        ("items", 5),
+        ("small", 1),
+        ("collect", 2),
+        ("start", 1),
+    ],
 )
 def test_a_benchmark_shows_each_figure_beside_its_limit(
     name: str, figures: int, tmp_path: Path
