@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -346,6 +348,36 @@ def test_what_an_operation_raises_comes_back_with_its_own_traceback(place: Place
     assert counters(session, "bad") == {"failed": 1}
 
 
+RAISED = [asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit]
+
+
+@pytest.mark.parametrize("error", RAISED)
+def test_whatever_an_operation_raises_is_its_callers_and_the_next_one_runs(
+    place: Place, error: type[BaseException]
+) -> None:
+    server, session = place.opened()
+
+    class Odd(Pair):
+        def __iter__(self) -> Any:
+            raise error("x")
+
+    @server.operation("bad")
+    def bad(tree: Any) -> Any:
+        if tree == "odd":
+            return Odd(1, 2)
+        raise error("x")
+
+    server.operation("good")(lambda tree: tree)
+    for tree in ("plain", "odd"):
+        with pytest.raises(
+            OperationFailed,
+            match=rf"(?s)^operation 'bad' of ps:0 raised:\nTraceback.*{error.__name__}: x$",
+        ):
+            session.run("bad", tree, timeout=DEADLINE_SECONDS)
+        assert session.run("good", 1, timeout=DEADLINE_SECONDS) == 1
+    assert counters(session, "bad") == {"failed": 2}
+
+
 def test_what_cannot_travel_is_named_by_its_path(place: Place) -> None:
     server, session = place.opened()
     server.operation("odd")(lambda tree: {"a": [1, object()]})
@@ -366,6 +398,8 @@ def test_registered_twice_or_with_odd_options_is_an_error(place: Place) -> None:
         server.operation("a", wait=1.0)
     with pytest.raises(SchemaError, match=r"^a name has 1 to 256 characters, not 0"):
         server.operation("")(print)
+    with pytest.raises(SchemaError, match=r"^operation 'five' is a function, not 5$"):
+        server.operation("five")(5)  # type: ignore[type-var]
 
 
 def test_an_operation_that_needs_its_own_thread_fails_instead_of_waiting(place: Place) -> None:
@@ -582,11 +616,42 @@ def test_what_ctrl_c_ends_is_no_call_that_goes_on() -> None:
 
         @session.operation("interrupted")
         def interrupted() -> None:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
         with pytest.raises(KeyboardInterrupt):
             session.run("interrupted")
         assert counters(session, "interrupted") == {"failed": 1}
+
+
+def test_ctrl_c_of_one_caller_leaves_the_call_behind_it() -> None:
+    with Session() as session:
+        second: list[Call] = []
+        session.operation("note")(lambda tree: tree)
+
+        @session.operation("interrupted")
+        def interrupted() -> None:
+            second.append(Call(session.run, "note", 2))
+            until(waiting(session, "note", 1))
+            signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            session.run("interrupted")
+        assert second[0].outcome() == 2
+
+
+@pytest.mark.parametrize("error", RAISED)
+def test_what_an_operation_of_a_private_session_raises_is_no_end_of_its_caller(
+    error: type[BaseException],
+) -> None:
+    with Session() as session:
+
+        @session.operation("bad")
+        def bad() -> None:
+            raise error("x")
+
+        with pytest.raises(OperationFailed, match=rf"{error.__name__}: x$"):
+            session.run("bad")
+        assert counters(session, "bad") == {"failed": 1}
 
 
 def test_a_session_on_a_cluster_registers_nothing(place: Place) -> None:

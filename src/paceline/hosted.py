@@ -158,7 +158,8 @@ class Server(Closing):
                 goes at once when all living sessions that have called wait for an answer.
 
         Raises:
-            SchemaError: there is an operation of that name, or an option is out of bounds.
+            SchemaError: there is an operation of that name, an option is out of bounds, or it is no
+                function.
             Closed: the server has ended.
         """
         return self._offer.operation(name, threads=threads, batch=batch, wait=wait)

@@ -28,6 +28,7 @@ from paceline.packing import copied, memory, pack, pack_rows
 from paceline.requests import Request, run_all
 from paceline.server.operation_desk import OperationDesk
 from paceline.server.service import Service
+from paceline.transports.interrupts import from_signal
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -77,6 +78,8 @@ class Offer:
         how = _checked(name, threads, batch, wait)
 
         def register(fn: F) -> F:
+            if not callable(fn):
+                raise SchemaError(f"operation '{name}' is a function, not {repr(fn)[:40]}")
             run = Runner(self._host, self._place, name, fn, how, self.session)
             desk: OperationDesk = self._host.service.desk(OperationDesk)
             self._host.do(lambda: desk.register(name, how, run))
@@ -130,6 +133,10 @@ class Runner:
             return self._packed(self._called(given, keywords), n)
         except PacelineError as e:
             return [e] * n
+        except BaseException as e:
+            if from_signal(e):
+                raise
+            return [self._failed(e)] * n
         finally:
             _within.reset(before)
 
@@ -154,11 +161,16 @@ class Runner:
     def _called(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         try:
             return self._fn(*given, **keywords)
-        except (Exception, SystemExit) as e:
-            text = told(e)[-TOLD:].encode(errors="replace").decode()
-            raise OperationFailed(
-                f"operation '{self._name}' of {self._place} raised:\n{text}"
-            ) from None
+        except BaseException as e:
+            # Whatever it raised is its caller's, and ends no thread of the server's. Only Ctrl-C
+            # of the caller's own, which runs it itself in a private session, is no failure.
+            if from_signal(e):
+                raise
+            raise self._failed(e) from None
+
+    def _failed(self, error: BaseException) -> OperationFailed:
+        text = told(error)[-TOLD:].encode(errors="replace").decode()
+        return OperationFailed(f"operation '{self._name}' of {self._place} raised:\n{text}")
 
     def _packed(self, returned: Any, n: int) -> list[Any]:
         arena, what = self._host.service.arena, f"operation '{self._name}' returned"

@@ -94,8 +94,13 @@ class LocalServer:
             work, finish = jobs.pop(0)
             try:
                 asking.interrupts.during(work)
-            finally:
+            except BaseException:
+                # What is left is of other threads: whoever next asks something runs it.
                 with self._lock:
+                    self._jobs.extendleft(reversed(jobs))
                     finish()
-                    jobs += self._taken()
+                raise
+            with self._lock:
+                finish()
+                jobs += self._taken()
         return ran

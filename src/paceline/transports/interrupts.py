@@ -19,6 +19,8 @@ _handler: Callable[[int], Any] = _plain.getsignal
 _handle: Callable[[int, Any], Any] = _plain.signal
 _SIGINT = int(signal.SIGINT)
 
+_MARK = "__paceline_signal__"
+
 
 class Interrupts:
     """In a `with` block SIGINT is kept until `check`, a wait through this object, or its end.
@@ -51,7 +53,7 @@ class Interrupts:
         before = self._before
         if self._left() and self._came and before is not None:
             self._came = False
-            before(_SIGINT, None)
+            _hear(before, None)
 
     def silently(self, call: Callable[[], None]) -> None:
         """Make a call where nothing may be raised: what came is heard in the next block."""
@@ -82,7 +84,7 @@ class Interrupts:
         """Hear now what came."""
         if self._came and self.kept and self._before is not None:
             self._came = False
-            self._before(_SIGINT, None)
+            _hear(self._before, None)
 
     def limit(self, seconds: float | None) -> float | None:
         """How long to wait for something else before the next `check`."""
@@ -107,8 +109,21 @@ class Interrupts:
             return
         # Not again before this is over, wherever it came.
         self._heard = False
-        self._before(number, frame)
+        _hear(self._before, frame)
         self._heard = True
+
+
+def from_signal(error: BaseException) -> bool:
+    """Whether it is what the handler of a signal raised that these blocks have let through."""
+    return getattr(error, _MARK, False)
+
+
+def _hear(handler: Callable[[int, Any], Any], frame: Any) -> None:
+    try:
+        handler(_SIGINT, frame)
+    except BaseException as e:
+        setattr(e, _MARK, True)
+        raise
 
 
 def _in_main() -> bool:
