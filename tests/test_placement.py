@@ -146,6 +146,24 @@ def test_the_tasks_are_those_of_the_job_that_run_servers() -> None:
             SchemaError,
             r"^load= is for ps_strategy='greedy', not 'round_robin'$",
         ),
+        (
+            {"cluster": THREE, "ps_strategy": "greedy", "load": 5},
+            SchemaError,
+            r"^load= is a function of the kind, the name and the bytes, not 5$",
+        ),
+        *(
+            (
+                {"cluster": cluster},
+                SchemaError,
+                rf"^replica_device_setter: a cluster is a spec, .* or a session, not {cluster!r}$",
+            )
+            for cluster in (5, "cluster.toml", Session)
+        ),
+        (
+            {"ps_tasks": 2, "ps_job": 5},
+            SchemaError,
+            r"^ps_job is the name of a job, such as 'ps', not 5$",
+        ),
         ({"cluster": {}}, SchemaError, r"^a cluster is a dict of jobs with their tasks, not {}$"),
     ],
 )
@@ -176,6 +194,30 @@ def test_a_strategy_or_a_load_that_returns_nonsense_is_an_error() -> None:
             SchemaError, match=rf"^load: a load is a number, 0 or more, not {load!r} for 'v'$"
         ):
             Greedy(2, returning(load))("variable", "v", 0)
+
+
+def test_a_strategy_may_ask_its_own_setter_but_not_for_the_same() -> None:
+    seen = []
+
+    def strategy(kind: str, name: str, nbytes: int) -> int:
+        if name != "inner":
+            seen.append((name, choose("counter", "inner", 0)))
+        return len(name) % 3
+
+    choose = setter(THREE, ps_strategy=strategy)
+    assert Call(lambda: choose("variable", "v", 8)).outcome() == "ps:1"
+    assert seen == [("v", "ps:2")]
+
+    def endless(kind: str, name: str, nbytes: int) -> int:
+        again("variable", "b" if name == "a" else "a", 0)
+        return 0
+
+    again = setter(THREE, ps_strategy=endless)
+    for _ in range(2):
+        with pytest.raises(
+            SchemaError, match=r"^ps_strategy makes the variable 'a' when asked where that goes$"
+        ):
+            again("variable", "a", 0)
 
 
 def test_threads_may_share_a_setter_and_it_counts_each_name_once() -> None:
@@ -279,6 +321,26 @@ def test_blocks_of_devices_nest_and_the_first_proposal_decides(spec: paceline.Cl
             "g": "ps:1",
             "h": "ps:0",
         }
+
+
+def test_what_a_strategy_makes_is_proposed_like_all_else_in_the_block(
+    spec: paceline.ClusterSpec,
+) -> None:
+    with Session(spec, job="worker", index=0) as session:
+
+        def strategy(kind: str, name: str, nbytes: int) -> int:
+            if kind == "counter":
+                return 2
+            session.counter("made").add()
+            return 1
+
+        def make() -> int:
+            with session.device(replica_device_setter(session, ps_strategy=strategy)):
+                session.variable("v", 0)
+            return session.counter("made", None).value
+
+        assert Call(make).outcome() == 1
+        assert homes(session) == {"counter made": "ps:2", "variable v": "ps:1"}
 
 
 def test_a_device_holds_for_its_thread_alone(spec: paceline.ClusterSpec) -> None:

@@ -60,14 +60,15 @@ class Greedy:
 class ReplicaDeviceSetter:
     """Chooses among the tasks with a strategy; for what it has been asked already, the same again.
 
-    Any number of threads and sessions may use one.
+    Any number of threads and sessions may use one, and the strategy itself, for something else.
     """
 
     def __init__(self, tasks: Sequence[Task], strategy: Strategy) -> None:
         self._tasks = [str(task) for task in tasks]
         self._strategy = strategy
         self._chosen: dict[tuple[str, str], str] = {}
-        self._lock = threading.Lock()
+        self._asked: list[tuple[str, str]] = []
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<replica_device_setter over {self._tasks}: {len(self._chosen)} placed>"
@@ -80,7 +81,14 @@ class ReplicaDeviceSetter:
             return found
 
     def _next(self, kind: str, name: str, nbytes: int) -> str:
-        place = whole(self._strategy(kind, name, nbytes), "ps_strategy: the place of a server", 0)
+        if (kind, name) in self._asked:
+            raise SchemaError(f"ps_strategy makes the {kind} '{name}' when asked where that goes")
+        self._asked.append((kind, name))
+        try:
+            found = self._strategy(kind, name, nbytes)
+        finally:
+            self._asked.pop()
+        place = whole(found, "ps_strategy: the place of a server", 0)
         if place >= len(self._tasks):
             raise UnknownName(
                 f"ps_strategy put the {kind} '{name}' on server {place}; there are {self._tasks}"
@@ -108,7 +116,8 @@ def replica_device_setter(
             fewest bytes so far. Or a function of the kind ("variable", "queue", ...), the name and
             the bytes of what is made, which returns the place of a server, from 0 on, among those
             of `ps_job`. Only what has a known size has bytes: a variable, and an accumulator that
-            is made of `like=`; of everything else they are 0.
+            is made of `like=`; of everything else they are 0. It may make something itself in the
+            same session, for whose home it is asked in turn.
         ps_tasks: use the first that many servers of the job; without a cluster, its tasks from 0.
         ps_job: the job of the servers; by default all that run servers, without a cluster `ps`.
         load: a function of the same three, for `"greedy"`: what to count in place of bytes.
@@ -119,12 +128,14 @@ def replica_device_setter(
         servers then runs with one, or none.
 
     Raises:
-        SchemaError: it is not said which servers there are, or the strategy is none.
+        SchemaError: it is not said which servers there are, or an argument is not of its kind.
         UnknownName: no server has that job, or it has fewer than `ps_tasks`.
     """
     tasks = _tasks(cluster, ps_tasks, ps_job)
     if load is not None and ps_strategy != "greedy":
         raise SchemaError(f"load= is for ps_strategy='greedy', not {ps_strategy!r}")
+    if load is not None and not callable(load):
+        raise SchemaError(f"load= is a function of the kind, the name and the bytes, not {load!r}")
     strategy: Strategy
     if ps_strategy == "greedy":
         strategy = Greedy(len(tasks), load)
@@ -156,11 +167,18 @@ def _tasks(
 ) -> list[Task]:
     if count is not None:
         count = whole(count, "ps_tasks", 0)
+    if job is not None and not isinstance(job, str):
+        raise SchemaError(f"ps_job is the name of a job, such as 'ps', not {job!r}")
     if cluster is None:
         if count is None:
             raise SchemaError("replica_device_setter: give a cluster, a session or ps_tasks=")
         return [Task(job or "ps", number) for number in range(count)]
     known = Spec(cluster) if isinstance(cluster, Mapping) else cluster
+    if isinstance(known, type) or not hasattr(known, "servers"):
+        raise SchemaError(
+            "replica_device_setter: a cluster is a spec, the dict of one, or a session, not"
+            f" {known!r}"
+        )
     found = [Task.parse(str(task)) for task in known.servers()]
     tasks = [task for task in found if job is None or task.job == job]
     if found and not tasks:
