@@ -43,6 +43,38 @@ def same(one: Any, two: Any) -> bool:
     return type(one) is type(two) and np.array_equal(one, two)
 
 
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (5, r"placement= is a function of the paths and bytes of all arrays, not 5"),
+        (lambda _: None, r"placement= returns a list with a task for each, not None"),
+        (lambda _: "ps:1", r"placement= returns a list with a task for each, not 'ps:1'"),
+        (lambda _: ["ps:1"], r"it has 2 arrays, and 1 were placed"),
+        (lambda _: ["ps:1", None], r"leaf \$\.b was placed at None: a task is a text such as 'p"),
+        (lambda _: ["ps:1", 1], r"leaf \$\.b was placed at 1: a task is a text such as 'ps:1', n"),
+        (lambda _: ["ps:1", ["ps:0", 2]], r"leaf \$\.b was placed at \['ps:0', 2\]: a task is a t"),
+        (
+            lambda _: ["ps:1", "ps:x"],
+            r"leaf \$\.b was placed at 'ps:x': a task is written 'ps:1' or '/",
+        ),
+        (lambda _: ["ps:1", []], r"leaf \$\.b was placed at no task"),
+        (lambda _: ["ps:1", "ps:9"], r"leaf \$\.b was placed at \['ps:9'\]; there are \['ps:0', "),
+    ],
+)
+def test_a_placement_that_is_none_is_refused(placement: Any, message: str) -> None:
+    layout = flatten({"a": np.zeros(1), "b": np.zeros(1)}).layout
+    with pytest.raises(SchemaError, match=rf"^spread 'v': {message}"):
+        spreading.spread(layout, "ps:1", TASKS, placement, "spread 'v'")
+
+
+def test_a_placement_may_write_tasks_as_devices() -> None:
+    layout = flatten({"a": np.zeros(2), "b": np.zeros(2)}).layout
+    plan = spreading.spread(
+        layout, "ps:0", TASKS, lambda _: ("/job:ps/task:1", ["/job:ps/task:2", "ps"]), ""
+    )
+    assert plan.parts == [("ps:0", [(1, 1, 2)]), ("ps:1", [(0, 0, -1)]), ("ps:2", [(1, 0, 1)])]
+
+
 @given(TREES, st.data())
 def test_what_is_cut_is_joined_again(tree: Any, data: Any) -> None:
     flat = flatten(tree)

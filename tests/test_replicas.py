@@ -478,11 +478,36 @@ def test_a_placement_for_shards_must_name_a_server_for_each_leaf(
 ) -> None:
     with served(spec), Session(spec, job="worker", index=0) as session:
         for placement, message in (
-            (lambda leaves: ["ps:0"], r"4 arrays have a task each, not \['ps:0'\]$"),
-            (at("ps:7"), r"ps:7 runs no server; there are \['ps:0', 'ps:1'\]$"),
+            (lambda leaves: ["ps:0"], r"it has 4 arrays, and 1 were placed$"),
+            (at("ps:7"), r"leaf 0\.bias: ps:7 runs no server; there are \['ps:0', 'ps:1'\]$"),
+            (lambda leaves: None, r"placement= returns a list with a task for each, not None$"),
+            (lambda leaves: [None] * 4, r"leaf 0\.bias was placed at None: a task is a text such"),
+            (
+                lambda leaves: [["ps:1", "ps:0"]] * 4,
+                r"'0\.bias' is on one task if sharded, not on \['ps:1', 'ps:0'\]$",
+            ),
         ):
-            with pytest.raises(paceline.PacelineError, match=rf"{message}"):
-                session.replica("model", net(), sharded=True, placement=placement)
+            wrong: Any = placement
+            with pytest.raises(paceline.PacelineError, match=rf"^replica 'model': {message}"):
+                session.replica("model", net(), sharded=True, placement=wrong)
+        assert session.resources()["variables"] == {}
+        made = session.replica("model", net(), sharded=True, placement=at("/job:ps/task:1"))
+        assert [*made.variables] == ["ps:1"]
+        session.replica("whole", net(), placement=at("/job:ps/task:1"))
+        assert session.resources()["spread"] == {"whole": ["ps:0", "ps:1"]}
+
+
+def test_a_placement_is_checked_where_there_is_no_choice() -> None:
+    with Session() as session:
+        for placement, message in (
+            (5, r"placement= is a function of the paths and bytes of all arrays, not 5$"),
+            (lambda leaves: [1] * 4, r"leaf 0\.bias was placed at 1: a task is a text such"),
+        ):
+            wrong: Any = placement
+            with pytest.raises(SchemaError, match=rf"^replica 'model': {message}"):
+                session.replica("model", net(), placement=wrong)
+            with pytest.raises(SchemaError, match=rf"^replica 'model': {message}"):
+                session.replica("model", net(), sharded=True, placement=wrong)
         assert session.resources()["variables"] == {}
 
 

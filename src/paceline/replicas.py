@@ -12,10 +12,10 @@ from paceline.core.errors import SchemaError, TimedOut, WouldBlock
 from paceline.core.names import text
 from paceline.core.spreading import Placement
 from paceline.core.tree import check, flatten
+from paceline.leaves import LeafPlaces, sizes
 from paceline.lines import Lines
 from paceline.linked import Leaves, Linked, Names
 from paceline.packing import said_of
-from paceline.placement import placed
 from paceline.variables import Variable
 
 T = TypeVar("T")
@@ -278,13 +278,13 @@ class Linking(Generic[T]):
     ) -> None:
         self._session, self._lines = session, lines
         self._name, self._linked = name, linked
-        self._placement, self._overwrite = placement, overwrite
+        self._where, self._overwrite = LeafPlaces(lines, name, placement), overwrite
         self._limit, self._began = checked_timeout(timeout), time.monotonic()
 
     def whole(self, variable: Variable[Any] | None) -> Replica[T]:
         """One variable: that one, or that of the name."""
         # A setter is asked for each leaf by every process: so it counts the same in all.
-        places = {} if variable is not None else self._wished()
+        places = {} if variable is not None else self._where.wished(self._linked.outline)
         found = variable or self._found(self._name) or self._made(places)
         self._check(found, self._linked.outline)
         return Replica(self._name, self._linked, {"": (found, [*self._linked.outline])})
@@ -292,10 +292,10 @@ class Linking(Generic[T]):
     def sharded(self) -> ShardedReplica[T]:
         """A variable for each server. Who made the first said where each leaf is."""
         outline = self._linked.outline
-        wished = self._wished()
+        wished = self._where.wished(outline)
         index = self._found(self._name, always=True)
         if index is None:
-            wanted = wished or self._places(self._lines.tasks or ["ps:0"])
+            wanted = wished or self._where.each(outline)
             with self._lines.proposing(None):
                 index = self._session.variable(self._name, wanted, timeout=self._left)
         places = index.read(timeout=self._left).tree
@@ -342,25 +342,16 @@ class Linking(Generic[T]):
         except (TimedOut, WouldBlock):
             return None
 
-    def _wished(self) -> dict[str, str]:
-        """The task of each leaf, if there is a setter to choose it."""
-        tasks = self._lines.tasks
-        chosen = callable(self._lines.device) and self._placement is None and len(tasks) > 1
-        return self._places(tasks) if chosen else {}
-
     def _made(self, places: dict[str, str]) -> Variable[Any]:
         """The variable made where it is told, of one version for all of it."""
         leaves = self._linked.leaves(None, self._what)
         options: dict[str, Any] = {"overwrite": self._overwrite, "timeout": self._left}
-        arrays = [name for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)]
         device, found = self._lines.device, None
-        tasks: Any = None
-        if self._placement is not None:
-            tasks = self._placement([(name, leaves[name].nbytes) for name in arrays])
-        elif isinstance(device, str):
+        tasks: Any = self._where.told(leaves)
+        if tasks is None and isinstance(device, str):
             found = self._session.variable(self._name, leaves, **options)
-        elif places:
-            tasks = [places[name] for name in arrays]
+        elif tasks is None and places:
+            tasks = [places[name] for name in sizes(leaves)]
             device = next(iter(tasks), None)
         if found is None:
             placement = None if tasks is None else lambda _: tasks
@@ -368,22 +359,6 @@ class Linking(Generic[T]):
                 found = self._session.spread(self._name, leaves, placement=placement, **options)
         made: Variable[Any] = found
         return made
-
-    def _places(self, tasks: list[str]) -> dict[str, str]:
-        """The task of each leaf, by `placement`, by `device`, or the one with the fewest bytes."""
-        outline = self._linked.outline
-        sizes = {leaf: a.nbytes for leaf, a in outline.items() if isinstance(a, np.ndarray)}
-        if self._placement is not None:
-            chosen: list[Any] = [*self._placement([*sizes.items()])]
-        else:
-            chosen = placed(self._name, sizes, tasks, self._lines.device)
-        with said_of(self._what):
-            if len(chosen) != len(sizes) or not all(isinstance(task, str) for task in chosen):
-                raise SchemaError(f"{len(sizes)} arrays have a task each, not {chosen}")
-            tasked = {
-                leaf: self._lines.server(task) for leaf, task in zip(sizes, chosen, strict=True)
-            }
-        return {leaf: tasked.get(leaf, next(iter(tasked.values()), tasks[0])) for leaf in outline}
 
     def _check(self, variable: Variable[Any], outline: Leaves) -> None:
         stamps = variable.first_read, variable.held

@@ -134,8 +134,8 @@ class Resources:
         commits, and has all that is no array. Where the arrays are is decided by who makes it: by
         default each goes, in the order of the tree, to the server with the fewest bytes so far.
         `placement` is given a list of their paths and bytes, and returns for each the task that has
-        it, such as "ps:1", or a list of tasks that share its rows, evenly and in order. Where there
-        is one server, it is all there. It has no bound.
+        it, written as for `device`, or a list of tasks that share its rows, evenly and in order.
+        Where there is one server, it is all there. It has no bound.
 
         Raises:
             SchemaError: it exists with another structure; or the placement names no servers.
@@ -145,6 +145,7 @@ class Resources:
         if value is _UNSET:
             return self.variable(name, timeout=timeout)
         limit, began = checked_timeout(timeout), time.monotonic()
+        spreading.check_placement(placement, f"spread '{name}'")
         flat = taken(value, f"spread '{name}'")
         key, home, _ = self._find("variable", name, limit, make=True, nbytes=flat.size)
         task, tasks = self._lines.task(home), self._lines.tasks

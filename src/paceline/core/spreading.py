@@ -7,7 +7,7 @@ The first part is the home's, which also has all plain values. A share is a dict
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.errors import ProtocolError, SchemaError
 from paceline.core.messages.replies import Spreading
+from paceline.core.spec import Task
 from paceline.core.tree import Array, Tree
 
 Placement: TypeAlias = Callable[[list[tuple[str, int]]], Sequence[str | Sequence[str]]]
@@ -35,6 +36,45 @@ def greedy(leaves: Sequence[tuple[str, int]], tasks: Sequence[str]) -> list[str]
     return chosen
 
 
+def check_placement(placement: Any, what: str) -> None:
+    """Whether that can be a placement, or none is given.
+
+    Raises:
+        SchemaError: it is no function.
+    """
+    if placement is not None and not callable(placement):
+        raise SchemaError(
+            f"{what}: placement= is a function of the paths and bytes of all arrays, not"
+            f" {placement!r}"
+        )
+
+
+def placed(placement: Placement, leaves: list[tuple[str, int]], what: str) -> list[list[str]]:
+    """The tasks that a placement chooses for each array, each written as `ps:1`.
+
+    Raises:
+        SchemaError: it chose none for an array, or what is no task; the message says which.
+    """
+    check_placement(placement, what)
+    found: Any = placement([*leaves])
+    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
+        raise SchemaError(f"{what}: placement= returns a list with a task for each, not {found!r}")
+    chosen: list[Any] = list(found)
+    if len(chosen) != len(leaves):
+        raise SchemaError(f"{what}: it has {len(leaves)} arrays, and {len(chosen)} were placed")
+    return [_tasks(choice, path, what) for (path, _), choice in zip(leaves, chosen, strict=True)]
+
+
+def _tasks(choice: Any, path: str, what: str) -> list[str]:
+    sharing = choice if isinstance(choice, (list, tuple)) else [choice]
+    if not sharing:
+        raise SchemaError(f"{what}: leaf {path} was placed at no task")
+    try:
+        return [str(Task.parse(task)) for task in sharing]
+    except SchemaError as e:
+        raise SchemaError(f"{what}: leaf {path} was placed at {choice!r}: {e}") from e
+
+
 def spread(
     layout: bytes, home: str, tasks: Sequence[str], placement: Placement | None, what: str
 ) -> Spreading:
@@ -50,17 +90,16 @@ def spread(
     arrays = [n for n, leaf in enumerate(plan.leaves) if leaf.shape is not None]
     names = _paths(layout)
     leaves = [(names[n], place[3]) for n, place in zip(arrays, plan.places, strict=True)]
-    chosen = list(placement(leaves)) if placement else greedy(leaves, tasks)
-    if len(chosen) != len(leaves):
-        raise SchemaError(f"{what}: it has {len(leaves)} arrays, and {len(chosen)} were placed")
+    chosen = (
+        [[task] for task in greedy(leaves, tasks)]
+        if placement is None
+        else placed(placement, leaves, what)
+    )
     parts: dict[str, list[tuple[int, int, int]]] = {home: []}
-    for n, (path, _), choice in zip(arrays, leaves, chosen, strict=True):
-        sharing = [choice] if isinstance(choice, str) else list(choice)
+    for n, (path, _), sharing in zip(arrays, leaves, chosen, strict=True):
         odd = [task for task in sharing if task not in tasks]
-        if odd or not sharing:
-            raise SchemaError(
-                f"{what}: leaf {path} was placed at {odd or 'no task'}; there are {list(tasks)}"
-            )
+        if odd:
+            raise SchemaError(f"{what}: leaf {path} was placed at {odd}; there are {list(tasks)}")
         for task, piece in _pieces(n, plan.leaves[n], sharing):
             parts.setdefault(task, []).append(piece)
     return Spreading(layout, list(parts.items()))
