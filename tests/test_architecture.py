@@ -29,8 +29,8 @@ FLOORS: dict[str, int] = {
         4: "reach variables spread queues accumulators counters readers barriers operations leaves",
         5: "replicas resources plans",
         6: "session ps",
-        7: "worker supervisor",
-        8: "collection crew hosting hosted",
+        7: "worker restoring",
+        8: "supervisor collection crew hosting hosted",
         9: "progress watch staff",
         10: "cluster",
         11: "paceline",  # the public names: only entry points may take them from there

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import hands
 import numpy as np
@@ -289,6 +291,93 @@ def test_what_a_server_lost_is_brought_back(
     finally:
         first.close()
         second.close()
+
+
+def test_a_chief_that_died_before_all_was_restored_is_followed_by_one_that_restores(
+    tmp_path: Path,
+) -> None:
+    checkpoints.save(tmp_path, 1000, {"w": checkpoints.Saved(1, np.full(3, 7.0))})
+    with paceline.Session() as session:
+        # What `init` made of the one before.
+        session.variable("w", np.zeros(3))
+        with paceline.Supervisor(session, init={"w": np.zeros(3)}, checkpoint=tmp_path) as sv:
+            assert sv.step.value == 1000
+            assert session.variable("w").read().tree.tolist() == [7, 7, 7]
+
+
+def test_saving_goes_on_after_a_server_was_started_again(tmp_path: Path) -> None:
+    spec = hands.cluster(tmp_path, ps=2, chief=1)
+    folder = tmp_path / "saved"
+    first = paceline.Server(spec, job_name="ps", task_index=0, secret=b"s" * 32)
+    second = paceline.Server(spec, job_name="ps", task_index=1, secret=b"s" * 32)
+    try:
+        with paceline.Session(spec, job="chief", index=0, secret=b"s" * 32) as session:
+
+            def init(session: paceline.Session) -> None:
+                session.variable("here", np.ones(1))
+                with session.device("ps:1"):
+                    session.variable("there", np.zeros(1), overwrite=False)
+
+            sv = paceline.Supervisor(session, init=init, checkpoint=folder, save_every=0.1)
+            with sv:
+                session.variable("there").assign(np.ones(1))
+                sv.save()
+                second.close()
+                second = paceline.Server(spec, job_name="ps", task_index=1, secret=b"s" * 32)
+                until(lambda: not session.uninitialized(["there"]))
+                assert session.variable("there").read().tree.tolist() == [1]
+                newest = checkpoints.found(folder)[-1][0]
+                until(lambda: checkpoints.found(folder)[-1][0] > newest + 1)
+                assert not sv.should_stop()
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_server_that_dies_is_no_end_of_training(tmp_path: Path) -> None:
+    spec = hands.cluster(tmp_path, ps=1, chief=1, worker=1)
+    server = paceline.Server(spec, job_name="ps", task_index=0, secret=b"s" * 32)
+    with paceline.Session(spec, job="worker", index=0, secret=b"s" * 32) as session:
+        session.counter("global_step")
+        sv = paceline.Supervisor(session)
+        sv.__enter__()
+        server.close()
+        with pytest.raises(paceline.Disconnected) as caught:
+            sv.step.add()
+        assert not sv.__exit__(paceline.Disconnected, caught.value, None)
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
+def test_workers_of_a_launched_cluster_are_not_waited_for(engine: str) -> None:
+    with paceline.Cluster(1, engine=engine, progress="quiet") as cluster:
+        began = time.monotonic()
+        with paceline.Supervisor(cluster.session, init={"w": np.zeros(1)}):
+            pass
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"session": None}, "the first argument is a session"),
+        ({"init": 5}, "init: a dict"),
+        ({"checkpoint": 5}, "checkpoint: the path of a folder"),
+        ({"checkpoint": ""}, "checkpoint: the path of a folder"),
+        ({"checkpoint": "a\0b"}, "checkpoint: the path of a folder"),
+        ({"is_chief": "no"}, "is_chief"),
+    ],
+)
+def test_what_is_no_option_is_named(options: dict[str, Any], said: str) -> None:
+    with paceline.Session() as session:
+        with pytest.raises(paceline.SchemaError, match=said):
+            paceline.Supervisor(**{"session": session, **options})
+
+
+def test_a_step_is_asked_for_within_the_block() -> None:
+    with paceline.Session() as session:
+        sv = paceline.Supervisor(session)
+        with pytest.raises(paceline.SchemaError, match="with"):
+            next(sv.loop())
 
 
 def test_who_interrupts_a_worker_stops_nobody_else() -> None:

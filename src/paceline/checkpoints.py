@@ -118,7 +118,10 @@ def save(
 
 def _saved(root: Path, step: int, variables: Mapping[str, Saved], keep: int) -> Path:
     for leftover in (*root.glob(WRITING), *root.glob(f"{GOING}-*")):
-        shutil.rmtree(leftover)
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
     there = found(root)
     path = root / f"checkpoint-{there[-1][0] + 1 if there else 1:06d}-step-{step}"
     made = root / WRITING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 from paceline.connection import Connection
@@ -19,6 +19,9 @@ from paceline.placement import Setter
 
 Anew: TypeAlias = Callable[[str, float | None, threading.Event], Connection]
 """Joins again at a task, within so many seconds or until it is given up."""
+
+AGAIN = 0.5
+"""Seconds for a server that was started again to answer one that asks all."""
 
 
 class Lines:
@@ -212,6 +215,17 @@ class Lines:
             return made
         finally:
             lock.release()
+
+    def again(self, tasks: Iterable[str] | None = None) -> list[Connection]:
+        """The lines, to all servers or to some; other ones where a server was started again.
+
+        One that is not there keeps the line that it had.
+        """
+        for task in self.tasks if tasks is None else tasks:
+            if not self._by_task[task].alive():
+                with suppress(TimedOut, Disconnected):
+                    self.line(task, AGAIN)
+        return self.all
 
     def mend(
         self, used: Mapping[str, Connection], error: Disconnected, timeout: float | None

@@ -195,7 +195,7 @@ class Session(Resources, Replicas, Operations, Closing):
         """
         names = None if containers is None else _listed(containers)
         number: int | None = None
-        for line in self._lines.all:
+        for line in self._lines.again():
             # The first one counts the resets.
             number = line.call(m.Reset(names, number)).content
 
@@ -207,7 +207,7 @@ class Session(Resources, Replicas, Operations, Closing):
         `where` it is (a task, or an address), `by` whom it was made, and the seconds since (`age`).
         """
         content: dict[str, Any] = {}
-        for line in self._lines.all:
+        for line in self._lines.again():
             for kind, found in line.call(m.Resources()).content.items():
                 if kind == "operations" and self._lines.task(line):
                     # Each server may have one of that name.
@@ -226,7 +226,7 @@ class Session(Resources, Replicas, Operations, Closing):
         """Those of the names whose variables nobody has given a value yet."""
         container, _ = self._lines.place
         there: set[str] = set()
-        for line in self._lines.all:
+        for line in self._lines.again():
             there |= set(line.call(m.Resources()).content["variables"])
         return [name for name in names if label(key(name, container)) not in there]
 
@@ -257,7 +257,7 @@ class Session(Resources, Replicas, Operations, Closing):
     def stopped(self) -> Stopped | None:
         """Why the cluster was asked to stop; `None` while it goes on."""
         try:
-            told = self.connection.call(m.Stopping()).content
+            told = self._lines.again(self._lines.tasks[:1])[0].call(m.Stopping()).content
         except Closed as e:
             if self._closed:
                 raise
@@ -272,8 +272,15 @@ class Session(Resources, Replicas, Operations, Closing):
         several reasons the first counts; `failed` says that it is an error. With `final` whoever
         waits for something gets `Closed` at once, all but the chief, which may still save.
         """
-        for line in self._lines.all:
-            line.call(m.RequestStop(reason, failed, final))
+        request, gone = m.RequestStop(reason, failed, final), []
+        for line in self._lines.again():
+            try:
+                line.call(request)
+            except PacelineError as e:
+                gone.append(e)
+        for first in gone:
+            # The others have heard it.
+            raise first
 
     def handle(self, named: tuple[str, ...]) -> Any:
         """What a captured handle stands for in this session."""

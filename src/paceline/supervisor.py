@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -26,9 +25,10 @@ from paceline.core.errors import (
     WorkerFailed,
     WouldBlock,
 )
-from paceline.core.names import key, label, parts, text
+from paceline.core.names import parts, text
 from paceline.core.numbers import whole
 from paceline.counters import Counter
+from paceline.restoring import PROBE, Init, Restoring
 from paceline.session import FAILURE, Session
 
 _log = logging.getLogger("paceline")
@@ -42,10 +42,6 @@ GOODBYES = 30.0
 LOOK = 0.05
 TICK = 1.0
 """Seconds between two looks at the servers."""
-
-PROBE = 0.5
-
-Init = Callable[[Session], object] | Mapping[str, Any]
 
 
 class Supervisor:
@@ -90,14 +86,17 @@ class Supervisor:
         step: str = "global_step",
         timeout: float | None = 60.0,
     ) -> None:
+        if not isinstance(session, Session):
+            raise SchemaError(f"Supervisor: the first argument is a session, not {session!r:.80}")
+        if is_chief is not None and not isinstance(is_chief, bool):
+            raise SchemaError(f"is_chief: True, False or None, not {is_chief!r:.80}")
         self.session = session
         self.is_chief = _is_chief(session) if is_chief is None else is_chief
-        self.step: Counter
-        """The global step, once the block is entered."""
+        self._step: Counter | None = None
         self.restored: checkpoints.Checkpoint | None = None
         """What the chief found on entering."""
-        self._init = _checked(init)
-        self._folder = checkpoint
+        self._restoring = Restoring(session, init)
+        self._folder = _folder(checkpoint)
         self._every = checked_timeout(save_every, "save_every")
         self._keep = whole(keep, "keep")
         self._steps = None if steps is None else whole(steps, "steps")
@@ -107,18 +106,17 @@ class Supervisor:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._container = ""
 
     def __repr__(self) -> str:
         return f"<Supervisor of {self.session.task}{', the chief' if self.is_chief else ''}>"
 
     def __enter__(self) -> Self:
-        self._container = parts(self.session.key(self._name)).container
+        self._restoring.container = parts(self.session.key(self._name)).container
         if not self.is_chief:
-            self.step = self._waited()
+            self._step = self._waited()
             return self
         try:
-            self.step = self._begun()
+            self._step = self._begun()
         except BaseException as e:
             self._stop(e)
             raise
@@ -148,6 +146,19 @@ class Supervisor:
         return quiet
 
     # While it trains
+
+    @property
+    def step(self) -> Counter:
+        """The counter of global steps.
+
+        Raises:
+            SchemaError: the block has not been entered.
+        """
+        if self._step is None:
+            raise SchemaError(
+                "the global step is there within the block, with Supervisor(...) as sv:"
+            )
+        return self._step
 
     def should_stop(self) -> bool:
         """Whether to leave the loop: all were asked to stop, the chief has left, or the limit of
@@ -188,15 +199,9 @@ class Supervisor:
         """
         if self._folder is None:
             raise CheckpointError("save: say in which folder: Supervisor(..., checkpoint=)")
-        with self._saving, self.session.container(self._container):
+        with self._saving:
             step = self.step.value
-            saved = {}
-            spread = self._spread()
-            for name in self._variables():
-                variable = self.session.variable(name, timeout=0.0)
-                found = variable.read()
-                bound = variable.memory()["bound"]
-                saved[name] = checkpoints.Saved(found.version, found.tree, bound, name in spread)
+            saved = self._restoring.saved()
             checkpoints.save(self._folder, step, saved, keep=self._keep)
 
     # Beginning
@@ -205,60 +210,15 @@ class Supervisor:
         """Restore, and make what is not there yet; the counter of steps comes last."""
         found = None if self._folder is None else checkpoints.latest(self._folder)
         self.restored = found
-        self._restore(found)
         try:
-            return self.session.counter(self._name, start=None, timeout=0.0)
+            step = self.session.counter(self._name, start=None, timeout=0.0)
         except (TimedOut, WouldBlock):
+            # Nobody has trained since: what there is comes from who died before all was there.
+            self._restoring.restore(found, anew=True)
             start = 0 if found is None else found.manifest.step
             return self.session.counter(self._name, start=start)
-
-    def _restore(self, found: checkpoints.Checkpoint | None) -> None:
-        """Bring back what is not there, or not all of it, and have `init` make the rest."""
-        session = self.session
-        saved = {} if found is None else found.manifest.variables
-        missing, torn = session.uninitialized(saved), self._torn(saved)
-        for name in torn:
-            self._assign(found, name)
-        if callable(self._init):
-            self._init(session)
-        elif self._init is not None:
-            for name, value in self._init.items():
-                if name not in missing:
-                    session.variable(name, value)
-        made = set(missing) - set(session.uninitialized(missing))
-        for name in missing:
-            # What `init` has just made has the structure, and maybe the place, that is wanted.
-            if name in made:
-                self._assign(found, name)
-                continue
-            assert found is not None
-            if saved[name].spread:
-                session.spread(name, found.read(name))
-            else:
-                session.variable(name, found.read(name), memory=saved[name].bound)
-        if found is not None and (missing or torn):
-            _log.info("%s: restored %s from %s", session.task, [*missing, *torn], found.path)
-
-    def _assign(self, found: checkpoints.Checkpoint | None, name: str) -> None:
-        assert found is not None
-        try:
-            self.session.variable(name).assign(found.read(name))
-        except SchemaError as e:
-            raise SchemaError(f"restore '{name}' from {found.path}: {e}") from e
-
-    def _torn(self, saved: Iterable[str]) -> list[str]:
-        """The spread variables of which a server that was started again has lost its part."""
-        torn = []
-        for name in self._spread().intersection(saved):
-            try:
-                self.session.variable(name).read(timeout=PROBE)
-            except TimedOut:
-                torn.append(name)
-        return torn
-
-    def _spread(self) -> set[str]:
-        there = self.session.resources().get("spread", {})
-        return {name for name in self._variables() if label(key(name, self._container)) in there}
+        self._restoring.restore(found)
+        return step
 
     def _waited(self) -> Counter:
         began = time.monotonic()
@@ -285,14 +245,20 @@ class Supervisor:
     def _end(self, error: BaseException | None) -> None:
         """What the chief does last. An error of its own is raised after this as it is."""
         stopped = None
-        if error is None:
-            stopped = self.session.stopped()
-            reason = f"{self.session.task} has ended its training"
-            self.session.request_stop(reason, final=True)
-            self._goodbyes()
         saves = error is None or isinstance(error, KeyboardInterrupt | SystemExit)
-        if self._folder is not None and saves:
-            self.save()
+        try:
+            if error is None:
+                stopped = self.session.stopped()
+                reason = f"{self.session.task} has ended its training"
+                self.session.request_stop(reason, final=True)
+                self._goodbyes()
+            if self._folder is not None and saves:
+                self.save()
+        except PacelineError as e:
+            if stopped is None or not stopped.failed:
+                raise
+            # That is why, and what followed from it.
+            raise WorkerFailed(f"{stopped.reason}; nothing was saved: {e}") from e
         if error is None:
             self._raise()
             if stopped is not None and stopped.failed:
@@ -302,24 +268,21 @@ class Supervisor:
         """Wait until the other tasks of the cluster have left."""
         deadline = time.monotonic() + GOODBYES
         while time.monotonic() < deadline:
-            members = self.session.resources()["members"]
-            others = [name for name in members if not self._is_guest(name)]
+            present = self.session.resources()["present"]
+            others = [task for task in present if task != self.session.task]
             if not others:
                 return
             time.sleep(LOOK)
         _log.warning("%s saves although others are still here: %s", self.session.task, others)
 
-    def _is_guest(self, member: str) -> bool:
-        """Whether it is not waited for: this process, or a session that is no task's."""
-        job = member.partition(":")[0]
-        return member == self.session.task or job in ("session", "reset", "look")
-
     def _asked_to_stop(self) -> bool:
         try:
             return self.session.should_stop()
-        except PacelineError:
-            # Its servers have ended.
+        except Closed:
+            # Its servers have ended, and have said that all is done.
             return True
+        except PacelineError:
+            return False
 
     def _stop(self, error: BaseException) -> None:
         said = f"{self.session.task} failed: {type(error).__name__}: {error}"[:FAILURE]
@@ -336,8 +299,7 @@ class Supervisor:
         while not self._over.wait(TICK if self._every is None else min(TICK, self._every)):
             try:
                 if known != (known := self._joined(known)):
-                    with self.session.container(self._container):
-                        self._restore(checkpoints.latest(folder))
+                    self._restoring.restore(checkpoints.latest(folder))
                 if self._every is not None and time.monotonic() - saved >= self._every:
                     self.save()
                     saved = time.monotonic()
@@ -364,25 +326,14 @@ class Supervisor:
         if error is not None:
             raise error
 
-    def _variables(self) -> list[str]:
-        return [
-            each["name"]
-            for each in self.session.resources()["shared"]
-            if each["kind"] == "variable" and each["container"] == self._container
-        ]
 
-
-def _checked(init: Init | None) -> Init | None:
-    if init is None or isinstance(init, Mapping):
-        return init
-    try:
-        inspect.signature(init).bind(None)
-    except (TypeError, ValueError) as e:
-        raise SchemaError(
-            f"init: a dict of values by the names of their variables, or a function of the session,"
-            f" not {init!r:.80}: {e}"
-        ) from e
-    return init
+def _folder(checkpoint: Any) -> str | None:
+    if checkpoint is None:
+        return None
+    found = os.fspath(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else None
+    if not isinstance(found, str) or not found or "\0" in found:
+        raise SchemaError(f"checkpoint: the path of a folder, or None, not {checkpoint!r:.80}")
+    return found
 
 
 def _is_chief(session: Session) -> bool:

@@ -40,7 +40,10 @@ class VariableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def layout(self) -> bytes:
         """The layout as it travels; raises `SchemaError` if it is none."""
-        found = encoded(self.structure, [*map(list, self.leaves)])
+        try:
+            found = encoded(self.structure, [*map(list, self.leaves)])
+        except OverflowError as e:
+            raise SchemaError(f"a layout with an int of more than 64 bits: {e}") from e
         decoded(found)
         return found
 

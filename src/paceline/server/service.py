@@ -319,6 +319,7 @@ class Service:
         content = self._listings()
         content["shared"] = self.containers.listing()
         content["members"] = [member.name for member in self.members.alive.values()]
+        content["present"] = list(map(str, self.cluster.present()))
         self.answer(peer, frame.request, m.Text(content))
 
     def _listings(self) -> dict[str, Any]:
