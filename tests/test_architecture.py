@@ -23,7 +23,8 @@ FLOORS: dict[str, int] = {
     for floor, rooms in {
         -1: "_version",
         0: "core",
-        1: "transports engines adapters checkpoints metrics functions calling blas spec secret",
+        1: "transports engines adapters checkpoints metrics functions calling blas spec secret"
+        " pending",
         2: "server connection packing placement",
         3: "requests linked batches lines handles stores rows",
         4: "reach variables spread queues accumulators counters readers barriers operations leaves",

@@ -6,17 +6,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hands import cluster, served
 
 import paceline
+from paceline import Session
 from paceline.queues import Queue
 from paceline.testing import Serving
 
 PACKAGE = os.path.dirname(paceline.__file__)
 LARGE = 100_000
+SECRET = b"a secret of sixteen bytes"
 
 
 def interrupted(line: int, call: Callable[[], Any]) -> bool:
@@ -91,6 +95,28 @@ def test_an_item_is_enqueued_or_not(server: Serving, size: int) -> None:
             assert (queue.dequeue(timeout=0) == 1).all()
 
     at_every_line(lambda: queue.enqueue(np.ones(size)), check)
+
+
+def test_what_a_run_takes_from_several_servers_is_taken_from_all_or_none(
+    tmp_path: Path,
+) -> None:
+    spec = cluster(tmp_path, "unix", ps=2, worker=1)
+    with served(spec, secret=SECRET), Session(spec, secret=SECRET) as session:
+        queues = [session.queue("0", 2)]
+        with session.device("ps:1"):
+            queues.append(session.queue("1", 2))
+        for queue in queues:
+            queue.enqueue(np.ones(1))
+
+        def check() -> None:
+            stored = [held(queue) for queue in queues]
+            assert stored in ([1, 1], [0, 0])
+            for queue, count in zip(queues, stored, strict=True):
+                if not count:
+                    queue.enqueue(np.ones(1))
+
+        at_every_line(lambda: session.run([each.dequeueing() for each in queues], timeout=0), check)
+        check()
 
 
 @pytest.mark.parametrize("size", [1, LARGE])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,10 +20,13 @@ from wires import wired
 
 from paceline import (
     Closed,
+    Counter,
     Disconnected,
     OutOfMemory,
     PacelineError,
+    Queue,
     SchemaError,
+    Server,
     Session,
     TimedOut,
     UnknownName,
@@ -28,6 +35,7 @@ from paceline.testing import Serving
 
 SECRET = b"a secret of sixteen bytes"
 CAPACITY = 3
+LARGE = 10_000
 HUGE = (1 << 63) - 2
 
 pytestmark = pytest.mark.timeout(120)
@@ -267,6 +275,92 @@ def test_requests_to_several_servers_are_done_by_each_all_or_none(tmp_path: Path
         with pytest.raises(SchemaError, match=r"^request 2: variable 's' is spread over ps:"):
             session.run([count.adding(1), spread.adding({"a": np.ones(3), "b": np.ones(3)})])
         assert count.value == 3
+
+
+class Two(NamedTuple):
+    """A session on two servers, of each a queue and a counter."""
+
+    servers: list[Server]
+    session: Session
+    queues: list[Queue[Any]]
+    counts: list[Counter]
+
+
+@contextmanager
+def two_servers(tmp_path: Path) -> Iterator[Two]:
+    spec = cluster(tmp_path, ps=2, worker=1)
+    with served(spec, secret=SECRET) as servers, Session(spec, secret=SECRET) as session:
+        found = Two(servers, session, [], [])
+        for n in range(2):
+            with session.device(f"ps:{n}"):
+                found.queues.append(session.queue(f"q{n}", 4))
+                found.counts.append(session.counter(f"n{n}"))
+        yield found
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_what_one_server_took_goes_back_when_another_had_nothing(
+    tmp_path: Path, empty: int
+) -> None:
+    full = 1 - empty
+    with two_servers(tmp_path) as two:
+        two.queues[full].enqueue("precious")
+        taking: list[Any] = [each.dequeueing() for each in two.queues]
+        with pytest.raises(
+            TimedOut,
+            match=rf"from 'q{empty}'.*; what went to tcp:\S+ was done, but what it took went back$",
+        ):
+            two.session.run([*taking, two.counts[full].adding(1)], timeout=0.1)
+        assert two.counts[full].value == 1
+        assert two.queues[full].size == 1
+        two.queues[empty].enqueue("late")
+        assert set(two.session.run(taking, timeout=0)) == {"precious", "late"}
+
+
+def test_a_run_on_several_servers_that_ctrl_c_ends_takes_nothing_later(tmp_path: Path) -> None:
+    with two_servers(tmp_path) as two:
+
+        def interrupt() -> None:
+            until(lambda: waits(two.session, "together") == 1)
+            signal.raise_signal(signal.SIGINT)
+
+        coming = threading.Thread(target=interrupt)
+        coming.start()
+        with pytest.raises(KeyboardInterrupt):
+            two.session.run([two.queues[0].dequeueing(), two.counts[1].adding(1)], timeout=60)
+        coming.join()
+        assert waits(two.session, "together") == 0
+        two.queues[0].enqueue("precious")
+        assert two.queues[0].dequeue(timeout=0) == "precious"
+        assert two.counts[1].value == 1
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_with_a_dead_server_an_error_says_what_was_done(tmp_path: Path, dead: int) -> None:
+    with two_servers(tmp_path) as two:
+        two.servers[dead].close()
+        alive = two.counts[1 - dead]
+        requests: list[Any] = [alive.adding(1), two.counts[dead].adding(1)]
+        with pytest.raises((Disconnected, Closed), match=r"; what went to tcp:\S+ was done$"):
+            two.session.run(requests, timeout=60)
+        assert alive.value == 1
+
+
+def test_a_request_may_be_run_again(server: Serving) -> None:
+    session = server.session()
+    items, count = session.queue("q", 8), session.counter("n")
+    value = session.variable("v", np.zeros(LARGE))
+    again: list[Any] = [
+        items.enqueueing(np.ones(LARGE)),
+        count.adding(2),
+        value.adding(np.ones(LARGE)),
+        items.dequeueing(),
+    ]
+    for number in range(1, 4):
+        *_, item = found = session.run(again)
+        assert found[1] == 2 * number
+        assert value.read().tree.sum() == number * LARGE
+        assert item.sum() == LARGE
 
 
 def test_a_run_whose_reply_was_lost_is_done_once() -> None:

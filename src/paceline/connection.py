@@ -23,6 +23,7 @@ from paceline.core.errors import (
     WouldBlock,
 )
 from paceline.core.tree import Array
+from paceline.pending import Pending, Undo
 from paceline.transports.base import Arena, Buffers, Channel, Frame, Line
 from paceline.transports.interrupts import Interrupts
 
@@ -32,51 +33,6 @@ GRACE = 60.0
 """Seconds beyond a request's own timeout after which a silent server counts as gone."""
 
 CANCEL_LIMIT = LEAVE_LIMIT = 5.0
-
-
-class _Waiter:
-    __slots__ = ("cause", "frame", "wake")
-
-    def __init__(self, cause: str) -> None:
-        self.cause = cause
-        self.frame: Frame | None = None
-        self.wake: threading.Lock | None = None
-
-    def done(self) -> bool:
-        return self.frame is not None
-
-    def rouse(self) -> None:
-        """Have whoever waits look again."""
-        if self.wake is not None:
-            with suppress(RuntimeError):  # it has been told already
-                self.wake.release()
-
-
-class Pending:
-    """A request that was sent and whose reply has not been taken yet."""
-
-    __slots__ = ("_connection", "_deadline", "_number", "_waiter")
-
-    def __init__(
-        self, connection: Connection, number: int, waiter: _Waiter, deadline: float | None
-    ) -> None:
-        self._connection = connection
-        self._number = number
-        self._waiter = waiter
-        self._deadline = deadline
-
-    def result(self) -> tuple[Any, Buffers]:
-        """Wait for the reply.
-
-        Raises:
-            PacelineError: the server's own, as its class says.
-            Disconnected: the connection ended first; whether it was applied is unknown.
-        """
-        return self._connection.take(self._number, self._waiter, self._deadline)
-
-    def forget(self) -> None:
-        """Take no reply; what it brings is let go of when it comes."""
-        self._connection._waiters.pop(self._number, None)
 
 
 class Connection:
@@ -101,7 +57,7 @@ class Connection:
         # Blocks that come back when the connection ends may still be looked at elsewhere.
         channel.on_end = arena.close
         self._numbers = itertools.count(1)
-        self._waiters: dict[int, _Waiter] = {}
+        self._waiters: dict[int, Pending] = {}
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._broken: PacelineError | None = None
@@ -117,7 +73,7 @@ class Connection:
         request: m.Request[R],
         buffers: Buffers = (),
         timeout: float | None = 0.0,
-        undo: Callable[[R], m.Request[Any]] | None = None,
+        undo: Callable[[R], m.Request[Any] | None] | None = None,
     ) -> tuple[R, Buffers]:
         """Send a request and wait for its reply and the reply's buffers.
 
@@ -128,43 +84,73 @@ class Connection:
         if timeout != 0 and self.conduct.before_wait is not None:
             self.interrupts.during(self.conduct.before_wait)
         with self.interrupts:
-            number, waiter, deadline = self._expect(request, timeout)
-            try:
-                self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
-                reply = self._settled(self._wait(waiter, deadline), undo)
-                self.interrupts.check()
-                return reply
-            except WouldBlock as e:
-                if waiter.done():
-                    # The server itself says so, and has ended the wait.
-                    raise
-                raise WouldBlock(f"{self._cancelled(number, waiter, undo)}; {e}") from None
-            except (KeyboardInterrupt, SystemExit):
-                self._cancelled(number, waiter, undo)
-                raise
-            finally:
-                self._waiters.pop(number, None)
+            return self._carried(self._posted(request, buffers, timeout, undo, True))
 
     def post(
-        self, request: m.Request[R], buffers: Buffers = (), timeout: float | None = 0.0
+        self,
+        request: m.Request[R],
+        buffers: Buffers = (),
+        timeout: float | None = 0.0,
+        undo: Callable[[R], m.Request[Any] | None] | None = None,
     ) -> Pending:
-        """Send a request; its reply is taken later."""
+        """Send a request; its reply is taken later. With `undo`, Ctrl-C is as in `exchange`."""
         with self.interrupts:
-            number, waiter, deadline = self._expect(request, timeout)
-            try:
-                self._send(Frame(REQUEST, number, m.encode(request), buffers, self.session))
-            except BaseException:
-                self._waiters.pop(number, None)
-                raise
-        return Pending(self, number, waiter, deadline)
+            return self._posted(request, buffers, timeout, undo, undo is not None)
 
-    def take(self, number: int, waiter: _Waiter, deadline: float | None) -> tuple[Any, Buffers]:
+    def take(self, pending: Pending) -> tuple[Any, Buffers]:
         """Take the reply of a posted request."""
         with self.interrupts:
+            if pending.undo is not None:
+                return self._carried(pending)
             try:
-                return self._settled(self._wait(waiter, deadline))
+                return self._settled(pending)
             finally:
-                self._waiters.pop(number, None)
+                self.forget(pending)
+
+    def cancel(self, pending: Pending) -> bool:
+        """As `Pending.cancel`."""
+        with self.interrupts:
+            self._cancelled(pending)
+            self.forget(pending)
+        return pending.frame is not None and pending.frame.kind != ERROR
+
+    def forget(self, pending: Pending) -> None:
+        """Take no reply to a request; what it brings is let go of when it comes."""
+        self._waiters.pop(pending.number, None)
+
+    def _posted(
+        self,
+        request: m.Request[Any],
+        buffers: Buffers,
+        timeout: float | None,
+        undo: Undo | None,
+        cancels: bool,
+    ) -> Pending:
+        pending = self._expect(request, timeout, undo)
+        try:
+            self._send(Frame(REQUEST, pending.number, m.encode(request), buffers, self.session))
+        except BaseException as e:
+            if cancels and isinstance(e, KeyboardInterrupt | SystemExit):
+                self._cancelled(pending)
+            self.forget(pending)
+            raise
+        return pending
+
+    def _carried(self, pending: Pending) -> tuple[Any, Buffers]:
+        try:
+            reply = self._settled(pending)
+            self.interrupts.check()
+            return reply
+        except WouldBlock as e:
+            if pending.done():
+                # The server itself says so, and has ended the wait.
+                raise
+            raise WouldBlock(f"{self._cancelled(pending)}; {e}") from None
+        except (KeyboardInterrupt, SystemExit):
+            self._cancelled(pending)
+            raise
+        finally:
+            self.forget(pending)
 
     def tell(self, request: m.Request[Any]) -> None:
         """Send a request that has no reply."""
@@ -188,12 +174,13 @@ class Connection:
         if not self._channel.connected:
             return False
         request = m.Leave(failed)
-        number, waiter, _ = self._expect(request, 0.0)
+        pending = self._expect(request, 0.0)
+        pending.deadline = time.monotonic() + LEAVE_LIMIT
         try:
-            self._send(Frame(REQUEST, number, m.encode(request), (), self.session))
-            self._settled(self._wait(waiter, time.monotonic() + LEAVE_LIMIT))
+            self._send(Frame(REQUEST, pending.number, m.encode(request), (), self.session))
+            self._settled(pending)
         finally:
-            self._waiters.pop(number, None)
+            self.forget(pending)
         return True
 
     def outlive(self, joined: m.Joined, token: bytes) -> None:
@@ -236,13 +223,14 @@ class Connection:
     # Waiting
 
     def _expect(
-        self, request: m.Request[Any], timeout: float | None
-    ) -> tuple[int, _Waiter, float | None]:
-        """The number of the next request, who waits for its reply, and until when."""
+        self, request: m.Request[Any], timeout: float | None, undo: Undo | None = None
+    ) -> Pending:
+        """The next request, for whose reply somebody waits."""
         number = next(self._numbers)
         cause = REQUESTS if timeout == 0 else request.cause
-        waiter = self._waiters[number] = _Waiter(cause)
-        return number, waiter, None if timeout is None else time.monotonic() + timeout + GRACE
+        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
+        pending = self._waiters[number] = Pending(self, number, cause, deadline, undo)
+        return pending
 
     def _send(self, frame: Frame) -> None:
         if self._broken is not None:
@@ -274,7 +262,7 @@ class Connection:
                 self._pass_on()
         return self._broken
 
-    def _wait(self, waiter: _Waiter, deadline: float | None) -> Frame:
+    def _wait(self, waiter: Pending, deadline: float | None) -> Frame:
         account = self.conduct.account
         if account is None or not account.mine():
             return self._reply(waiter, deadline)
@@ -284,7 +272,7 @@ class Connection:
         finally:
             account.enter(before)
 
-    def _reply(self, waiter: _Waiter, deadline: float | None) -> Frame:
+    def _reply(self, waiter: Pending, deadline: float | None) -> Frame:
         while waiter.frame is None:
             if self._reading.acquire(blocking=False):
                 try:
@@ -304,9 +292,10 @@ class Connection:
             limit = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
             if not self.interrupts.during(wake.acquire, True, limit):
                 self._give_up()
-        return waiter.frame
+        frame: Frame = waiter.frame
+        return frame
 
-    def _read_until(self, waiter: _Waiter, deadline: float | None) -> None:
+    def _read_until(self, waiter: Pending, deadline: float | None) -> None:
         while waiter.frame is None:
             if self._broken is not None:
                 raise self._ended(self._broken)
@@ -365,28 +354,33 @@ class Connection:
     def _ended(self, error: PacelineError) -> PacelineError:
         return type(error)(f"{self.address}: {error}")
 
-    def _cancelled(
-        self, number: int, waiter: _Waiter, undo: Callable[[Any], m.Request[Any]] | None
-    ) -> str:
+    def _cancelled(self, pending: Pending) -> str:
         """Take a request back; what it waited for, as the server says it."""
         try:
-            self.tell(m.Cancel(number))
-            frame = self._wait(waiter, time.monotonic() + CANCEL_LIMIT)
-            if frame.kind != ERROR and undo is not None:
-                self.tell(undo(m.decode_reply(frame.header)))
-            return "" if frame.kind != ERROR else m.decode_reply(frame.header).text
+            if not pending.done():
+                self.tell(m.Cancel(pending.number))
+            frame = self._wait(pending, time.monotonic() + CANCEL_LIMIT)
+            reply = m.decode_reply(frame.header)
+            if frame.kind == ERROR:
+                return str(reply.text)
+            self._undo(pending, reply)
         except PacelineError as e:
             # Without a verdict nobody knows what was done: the end of the connection undoes it.
             self._break(e)
             return str(e)
+        return ""
 
-    def _settled(
-        self, frame: Frame, undo: Callable[[Any], m.Request[Any]] | None = None
-    ) -> tuple[Any, Buffers]:
+    def _undo(self, pending: Pending, reply: Any) -> None:
+        undo, pending.undo = pending.undo, None
+        told = None if undo is None else undo(reply)
+        if told is not None:
+            self.tell(told)
+
+    def _settled(self, pending: Pending) -> tuple[Any, Buffers]:
+        frame = self._wait(pending, pending.deadline)
         reply = m.decode_reply(frame.header)
         if frame.error is not None:
-            if undo is not None:
-                self.tell(undo(reply))
+            self._undo(pending, reply)
             raise frame.error
         if frame.kind != ERROR:
             return reply, frame.buffers

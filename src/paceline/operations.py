@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from paceline.adapters.base import rebuild
 from paceline.calling import parameters, told
-from paceline.connection import Connection, Pending
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout, left
 from paceline.core.codec import MAX_HEADER
@@ -25,6 +25,7 @@ from paceline.core.tree import flatten
 from paceline.core.waiting import Stored
 from paceline.lines import Lines
 from paceline.packing import copied, memory, pack, pack_rows
+from paceline.pending import Pending
 from paceline.requests import Request, run_all
 from paceline.server.operation_desk import OperationDesk
 from paceline.server.service import Service
@@ -248,7 +249,8 @@ class Operations:
         Requests are made by handles, such as `counter.adding(1)`, and are done in order, in one
         round trip: those to one server in one step, which nobody sees the midst of, or none of
         them. While one would have to wait, all do. Their results are a list. Requests to several
-        servers are sent together; each server does all of its own or none.
+        servers are sent together; each server does all of its own or none, and what was taken from
+        queues goes back unless all have done theirs.
 
         An operation is called where it is registered, and the tree that it returns is waited for.
         Without a `task` it is called on the first server that has it. `tree` is copied; the

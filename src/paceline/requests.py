@@ -9,7 +9,9 @@ from typing import Any, Generic, TypeVar
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.errors import PacelineError, SchemaError
+from paceline.pending import Pending
 from paceline.transports.base import Buffers
+from paceline.transports.interrupts import Interrupts
 
 R = TypeVar("R")
 
@@ -18,7 +20,8 @@ R = TypeVar("R")
 class Request(Generic[R]):
     """Something to do to a shared resource, which `session.run([request, ...])` does with others.
 
-    It may be run once. What it carries was copied when it was made.
+    It may be run any number of times, and does the same each time. What it carries was copied when
+    it was made, and is held as long as the request is.
     """
 
     line: Connection
@@ -48,32 +51,65 @@ def run_all(requests: Sequence[Request[Any]], limit: float | None) -> list[Any]:
                 " counter.adding(1); an operation is run alone"
             )
         by_line.setdefault(request.line, []).append(place)
-    results: list[Any] = [None] * len(requests)
-    if len(by_line) == 1:
-        [line] = by_line
-        message, buffers = _joined(requests, limit)
-        undo = _undo(line, requests) if any(each.settle for each in requests) else None
-        with line.interrupts:
-            answers, found = line.exchange(message, buffers, limit, undo)
-            return _taken(line, requests, answers, found)
-    pending = {}
-    for line, places in by_line.items():
-        message, buffers = _joined([requests[place] for place in places], limit)
-        pending[line] = line.post(message, buffers, limit)
-    done, failed = [], []
-    for line, places in by_line.items():
+    if len(by_line) > 1:
+        return _run_apart(requests, by_line, limit)
+    [line] = by_line
+    message, buffers = _joined(requests, limit)
+    with line.interrupts:
+        answers, found = line.exchange(message, buffers, limit, _undo(line, requests))
+        results, had = [], False
         try:
-            answers, found = pending[line].result()
-            mine = _taken(line, [requests[place] for place in places], answers, found)
-            done.append(line.address)
-        except PacelineError as e:
-            failed.append(e)
-        else:
-            for place, result in zip(places, mine, strict=True):
-                results[place] = result
-    if failed:
-        rest = f"; what went to {', '.join(done)} was done" if done else ""
-        raise type(failed[0])(f"{failed[0]}{rest}") from failed[0]
+            results = _made(requests, answers, found)
+            had = True
+        finally:
+            for receipt in _receipts(requests, answers, had):
+                line.tell(receipt)
+    return results
+
+
+def _run_apart(
+    requests: Sequence[Request[Any]], by_line: dict[Connection, list[int]], limit: float | None
+) -> list[Any]:
+    """The results of requests to several servers: all are sent before one is waited for.
+
+    Receipts go out once all results are there. Until then whatever ends this has those that wait
+    ended, and gives back what was taken.
+    """
+    parts = {line: [requests[place] for place in places] for line, places in by_line.items()}
+    before_wait = next(iter(parts)).conduct.before_wait
+    if limit != 0 and before_wait is not None:
+        before_wait()
+    pending: dict[Connection, Pending] = {}
+    results: list[Any] = [None] * len(requests)
+
+    def replied() -> list[tuple[Connection, m.Answers, Buffers]]:
+        # Within its block a line keeps Ctrl-C until it is known here what was sent.
+        for line, own in parts.items():
+            with line.interrupts:
+                pending[line] = line.post(*_joined(own, limit), limit, _undo(line, own))
+        return [(line, *each.result()) for line, each in pending.items()]
+
+    with Interrupts() as kept:
+        try:
+            replies = kept.during(replied)
+            for line, answers, found in replies:
+                made = _made(parts[line], answers, found)
+                for place, result in zip(by_line[line], made, strict=True):
+                    results[place] = result
+            for line, answers, _ in replies:
+                del pending[line]
+                for receipt in _receipts(parts[line], answers, True):
+                    line.tell(receipt)
+            # Here Ctrl-C is not lost in what ends with them.
+            del replies, answers, found
+        except BaseException as e:
+            done = [line for line, each in pending.items() if each.cancel()]
+            if not done or not isinstance(e, PacelineError):
+                raise
+            told = f"what went to {', '.join(line.address for line in done)} was done"
+            if any(each.settle for line in done for each in parts[line]):
+                told += ", but what it took went back"
+            raise type(e)(f"{e}; {told}") from e
     return results
 
 
@@ -82,20 +118,11 @@ def _joined(requests: Sequence[Request[Any]], limit: float | None) -> tuple[m.To
     return m.Together(parts, limit), [one for each in requests for one in each.buffers]
 
 
-def _taken(
-    line: Connection, requests: Sequence[Request[Any]], answers: m.Answers, found: Buffers
-) -> list[Any]:
-    """What is made of answers, whose servers are told that they were had."""
+def _made(requests: Sequence[Request[Any]], answers: m.Answers, found: Buffers) -> list[Any]:
     results, start = [], 0
-    had = False
-    try:
-        for request, reply, count in zip(requests, answers.replies, answers.buffers, strict=True):
-            results.append(request.made(reply, found[start : start + count]))
-            start += count
-        had = True
-    finally:
-        for receipt in _receipts(requests, answers, had):
-            line.tell(receipt)
+    for request, reply, count in zip(requests, answers.replies, answers.buffers, strict=True):
+        results.append(request.made(reply, found[start : start + count]))
+        start += count
     return results
 
 
@@ -108,11 +135,11 @@ def _receipts(
 
 def _undo(
     line: Connection, requests: Sequence[Request[Any]]
-) -> Callable[[m.Answers], m.Request[Any]]:
-    def undo(answers: m.Answers) -> m.Request[Any]:
-        *others, last = _receipts(requests, answers, False)
-        for receipt in others:
+) -> Callable[[m.Answers], m.Request[Any] | None]:
+    def undo(answers: m.Answers) -> m.Request[Any] | None:
+        receipts = _receipts(requests, answers, False)
+        for receipt in receipts[:-1]:
             line.tell(receipt)
-        return last
+        return receipts[-1] if receipts else None
 
     return undo

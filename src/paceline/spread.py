@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
 
-from paceline.connection import Connection, Pending
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import spreading
 from paceline.core.clock import left
@@ -23,6 +23,7 @@ from paceline.core.tree import Flat, check
 from paceline.core.versions import count_of
 from paceline.lines import Lines
 from paceline.packing import memory, pack, taken, view
+from paceline.pending import Pending
 from paceline.stores import LARGE, Hint, hinted
 from paceline.transports.base import Buffers, Lease
 

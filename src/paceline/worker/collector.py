@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from paceline.calling import keywords
-from paceline.connection import Connection, Pending
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.account import ADMISSION, BUSY, HANDING
 from paceline.core.errors import FunctionError, PacelineError, SchemaError, TimedOut
 from paceline.core.versions import count_of
 from paceline.packing import pack_item
+from paceline.pending import Pending
 from paceline.transports.base import Block
 from paceline.variables import Variable
 from paceline.worker.handle import Worker
