@@ -222,7 +222,8 @@ def test_names_are_changed_on_one_side_by_a_dict_or_a_function() -> None:
         theirs.pull()
         assert own["scratch"].tolist() == [8, 8]
         assert own["body"]["2"]["bias"].tolist() == module.get_parameter("2.bias").tolist()
-        mine.push({"0.bias": torch.ones(3), "body.2.bias": torch.ones(1)}, op="add")
+        with pytest.raises(SchemaError, match=r"^push 'model': some names are shared, some its ow"):
+            mine.push({"0.bias": torch.ones(3), "body.2.bias": torch.ones(1)}, op="add")
 
 
 @pytest.mark.parametrize(
@@ -585,3 +586,63 @@ def test_an_addition_says_what_to_add() -> None:
             replica.push(op="add")
         assert replica.push({"w": np.ones(2)}, op="add") == replica.variable.version
         assert replica.variable.read().tree["w"].tolist() == [2, 2]
+
+
+def test_leaves_that_are_pushed_back_change_nothing_whatever_the_names() -> None:
+    with Session() as session:
+        for name, names in (
+            ("swap", {"a": "b", "b": "a"}),
+            ("shift", {"a": None, "b": "a", "c": "b"}),
+        ):
+            model = {leaf: np.full(1, n) for n, leaf in enumerate("abc"[: len(names)])}
+            replica = session.replica(name, model, names=names)
+            before = replica.variable.read().tree
+            replica.push(replica.leaves())
+            replica.push(replica.value)
+            assert replica.variable.read().tree == before
+            replica.push(replica.leaves(), op="add")
+            assert replica.variable.read().tree == {leaf: 2 * a for leaf, a in before.items()}
+        # All of the model's own names: not all are shared.
+        replica.push({**model}, op="add")
+        assert replica.variable.read().tree == {leaf: 3 * a for leaf, a in before.items()}
+        message = (
+            r"^push 'shift': 'd' is no leaf of it; there are \['a', 'b'\], its own are \['a', 'b'"
+        )
+        with pytest.raises(SchemaError, match=message):
+            replica.push({"d": np.ones(1)})
+
+
+def test_nothing_to_add_is_an_error_and_some_none_are_left_out() -> None:
+    with Session() as session:
+        replica = session.replica("m", {"a": np.zeros(1), "b": np.zeros(1)})
+        for tree in ({"a": None, "b": None}, {}):
+            with pytest.raises(SchemaError, match=r"^push 'm': nothing to add: no leaf of"):
+                replica.push(tree, op="add")
+        replica.push({"a": None, "b": np.ones(1)}, op="add")
+        assert replica.variable.read().tree == {"a": [0], "b": [1]}
+
+
+def test_a_replica_counts_as_messages_do() -> None:
+    with Session() as session:
+        replica = session.replica("m", {"a": np.zeros(1)})
+        replica.push({"a": np.ones(1)}, op="add")
+        counts = [replica.count]
+        replica.pull()
+        counts.append(replica.count)
+        assert counts == [None, replica.variable.read().count] == [None, 2]
+        sharded = session.replica("s", {"a": np.zeros(1)}, sharded=True)
+        sharded.pull()
+        assert sharded.counts == {"ps:0": 1}
+
+
+def test_wrong_arguments_of_a_replica_are_said() -> None:
+    with Session() as session:
+        made: Any = session.replica
+        for options, message in (
+            ({"model": {"a": 1}, "names": 5}, r"names is a dict or a function, not 5$"),
+            ({"model": {"a": 1}, "sharded": "yes"}, r"sharded is True or False, not 'yes'$"),
+            ({}, r"give a model; session\.variable\('m'\) needs none$"),
+        ):
+            with pytest.raises(SchemaError, match=rf"^replica 'm': ({message})"):
+                made("m", **options)
+        assert session.resources()["variables"] == {}

@@ -54,15 +54,17 @@ class Linked(Generic[T]):
     def leaves(self, tree: Any, what: str, *, adding: bool = False) -> Leaves:
         """The leaves of a tree, by default of the model; for an addition 0 where there are none.
 
+        Where all names of a tree are shared ones they are taken as such, else as the model's own.
+
         Raises:
-            SchemaError: it has leaves that the model has not.
+            SchemaError: it has a name that is neither, or some of each; or adds nothing.
         """
         flat = taken(self.value if tree is None else tree, what)
         with said_of(what):
-            found = self._chosen(flat)
-            odd = [name for name in found if name not in self.outline]
-            if odd:
-                raise SchemaError(f"'{odd[0]}' is no leaf of it; there are {[*self.outline]}")
+            own = tree is None or tree is self.value or not self._are_shared(flat)
+            found = self._chosen(flat, own=own)
+            if adding and self.outline and not found:
+                raise SchemaError("nothing to add: no leaf of the tree is shared and not None")
         if not adding:
             return found
         return {name: found.get(name, _zero(leaf)) for name, leaf in self.outline.items()}
@@ -94,11 +96,29 @@ class Linked(Generic[T]):
             for name, leaf in zip(self._shared.values(), leaves, strict=True)
         )
 
-    def _chosen(self, flat: Flat) -> Leaves:
+    def _are_shared(self, flat: Flat) -> bool:
+        """Whether the names of a tree are shared ones, and not the model's own."""
+        shared = {name for name in self._shared.values() if name is not None}
+        leaves = zip(leaf_names(flat.layout), _contents(flat), strict=True)
+        # A None that the model has not, as gradients have of what is no array, tells nothing.
+        known = self._shared.keys() | shared
+        names = [name for name, leaf in leaves if leaf is not None or name in known]
+        if shared.issuperset(names):
+            return True
+        if not self._shared.keys() >= {*names}:
+            odd = next((name for name in names if name not in known), None)
+            raise SchemaError(
+                (f"'{odd}' is no leaf of it" if odd else "some names are shared, some its own")
+                + f"; there are {sorted(shared)}"
+                + (f", its own are {[*self._shared]}" if shared != self._shared.keys() else "")
+            )
+        return False
+
+    def _chosen(self, flat: Flat, *, own: bool = True) -> Leaves:
         """The shared leaves in the order of their names, which is one for all models."""
         found = {}
         for name, leaf in zip(leaf_names(flat.layout), _contents(flat), strict=True):
-            shared = self._shared.get(name, name)
+            shared = self._shared.get(name, name) if own else name
             if shared is not None and leaf is not None:
                 found[shared] = leaf
         return dict(sorted(found.items()))
@@ -123,6 +143,8 @@ def _renamed(own: tuple[str, ...], names: Names | None) -> list[str | None]:
     found: list[Any]
     if callable(names):
         found = [names(name) for name in own]
+    elif not isinstance(names, Mapping):
+        raise SchemaError(f"names is a dict or a function, not {names!r}")
     else:
         unknown = [name for name in names if name not in own]
         if unknown:

@@ -12,6 +12,7 @@ from paceline.core.errors import SchemaError, TimedOut, WouldBlock
 from paceline.core.names import text
 from paceline.core.spreading import Placement
 from paceline.core.tree import check, flatten
+from paceline.core.versions import count_of
 from paceline.leaves import LeafPlaces, sizes
 from paceline.lines import Lines
 from paceline.linked import Leaves, Linked, Names
@@ -19,6 +20,8 @@ from paceline.packing import said_of
 from paceline.variables import Variable
 
 T = TypeVar("T")
+
+_UNSET: Any = object()
 
 
 class _Link(Generic[T]):
@@ -120,6 +123,11 @@ class Replica(_Link[T]):
         """The version that was last pulled, or pushed from the model; `None` before."""
         return self._known.get("")
 
+    @property
+    def count(self) -> int | None:
+        """That version as messages show it, the number of assigns up to it; `None` before."""
+        return None if self.version is None else count_of(self.version)
+
     def pull(self, *, timeout: float | None = 60.0) -> int:
         """Bring the newest version into the model; return the version.
 
@@ -142,13 +150,15 @@ class Replica(_Link[T]):
     ) -> int:
         """Assign the model's parameters, or a tree's; or add a tree to what is there. The version.
 
-        A tree has leaves of the model's names or of the shared ones, in any nesting, for example
-        gradients of `named_parameters()`. To assign it has all, to add as many as it likes. Atomic,
-        as `Variable.assign` and `Variable.assign_add` are.
+        A tree has leaves of the shared names, in any nesting, or of the model's own, for example
+        gradients of `named_parameters()`. If all its names are shared ones they are taken as such,
+        else all are the model's own. To assign it has all, to add as many as it likes; `None`
+        counts as missing. Atomic, as `Variable.assign` and `Variable.assign_add` are.
 
         Raises:
             SchemaError: a leaf is none of the model's, is missing, or has another shape or dtype;
-                the message names it. Arrays of bools and of bfloat16 cannot be added to.
+                the message names it. Names are of both kinds, or there is nothing to add. Arrays
+                of bools and of bfloat16 cannot be added to.
             OutOfMemory, TimedOut, Disconnected: as `Variable.assign`.
         """
         return self._push(tree, op, timeout)[""]
@@ -169,6 +179,11 @@ class ShardedReplica(_Link[T]):
     def versions(self) -> dict[str, int]:
         """For each server the version that was last pulled, or pushed from the model."""
         return dict(self._known)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Those versions as messages show them, the numbers of assigns up to them."""
+        return {task: count_of(version) for task, version in self._known.items()}
 
     def pull(self, *, timeout: float | None = 60.0) -> dict[str, int]:
         """Bring the newest versions into the model; return that of each server.
@@ -226,14 +241,14 @@ class Replicas:
     def replica(
         self,
         name: str | Variable[Any],
-        model: T,
+        model: Any = _UNSET,
         *,
         names: Names | None = None,
         placement: Placement | None = None,
         overwrite: bool = False,
         sharded: bool = False,
         timeout: float | None = 60.0,
-    ) -> Replica[T] | ShardedReplica[T]:
+    ) -> Replica[Any] | ShardedReplica[Any]:
         """Link a model to the variable of that name, which has its parameters by their names.
 
         Whoever is first initialises it with the model's parameters. Later models are checked, and
@@ -258,7 +273,12 @@ class Replicas:
         """
         variable = name if isinstance(name, Variable) else None
         called = name.name if isinstance(name, Variable) else text(name, "the name of a replica")
-        linked = Linked(model, names, f"replica '{called}'")
+        what = f"replica '{called}'"
+        if model is _UNSET:
+            raise SchemaError(f"{what}: give a model; session.variable('{called}') needs none")
+        if not isinstance(sharded, (bool, np.bool_)):
+            raise SchemaError(f"{what}: sharded is True or False, not {sharded!r}")
+        linked = Linked(model, names, what)
         linking = Linking(self, self._lines, called, linked, placement, overwrite, timeout)
         return linking.sharded() if sharded else linking.whole(variable)
 
