@@ -26,7 +26,7 @@ FLOORS: dict[str, int] = {
         1: "transports engines adapters checkpoints metrics functions calling blas spec secret"
         " pending",
         2: "server connection packing placement",
-        3: "requests linked batches lines handles stores rows",
+        3: "requests linked batches lines handles stores rows shares",
         4: "reach variables spread queues accumulators counters readers barriers operations leaves",
         5: "replicas resources plans",
         6: "session ps",

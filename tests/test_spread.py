@@ -5,62 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from calls import Call, until, waits
-from hands import cluster, start, toml
+from hands import start, toml
+from spreads import SECRET, Servers
 
 import paceline
 from paceline import Disconnected, Refused, SchemaError, Session, TimedOut, Variable
 from paceline.core import messages as m
 from paceline.core.versions import count_of
 from paceline.packing import pack
-
-SECRET = b"spread"
-
-
-class Servers:
-    """Three servers in this process, each of which can be ended and started again."""
-
-    def __init__(self, folder: Path, carrier: str) -> None:
-        self.spec = cluster(folder, carrier, ps=3, worker=4)
-        self.running: dict[int, paceline.Server] = {}
-        self.stack = ExitStack()
-        self.joined = 0
-        for index in range(3):
-            self.start(index)
-
-    def start(self, index: int) -> None:
-        self.running[index] = paceline.Server(
-            self.spec, task_index=index, job_name="ps", secret=SECRET
-        )
-
-    def end(self, index: int) -> None:
-        self.running.pop(index).close()
-
-    def session(self) -> Session:
-        made = Session(self.spec, job="worker", index=self.joined, secret=SECRET)
-        self.joined += 1
-        return self.stack.enter_context(made)
-
-    def parts(self, session: Session, name: str = "v") -> dict[str, int]:
-        """How many stages each server has."""
-        found = session.resources()["parts"]
-        return {
-            key.rpartition(" ")[2]: part["stages"]
-            for key, part in found.items()
-            if key.startswith(f"{name} ")
-        }
-
-    def close(self) -> None:
-        self.stack.close()
-        # Nor kept: a test's arguments outlive it.
-        while self.running:
-            self.running.popitem()[1].close()
 
 
 @pytest.fixture(params=["unix", "tcp"])

@@ -19,6 +19,9 @@ from paceline.core.stacking import Stretch, rows, stack
 from paceline.core.tree import Array, Tree
 from paceline.transports.base import Arena, Block, Buffers, Inline, Memory
 
+LARGE = 1 << 20
+"""Bytes from which on a version is not kept only to be found again."""
+
 RUN_BYTES = 256 << 10
 """Bytes of arrays up to which items share one block, which is free again when all are gone."""
 
@@ -42,6 +45,15 @@ def taken(tree: Tree, what: str) -> trees.Flat:
 def pack_flat(arena: Arena, flat: trees.Flat) -> tuple[m.Head, Block | None]:
     """Copy the arrays of a tree that was taken apart; raises OutOfMemory as `pack`."""
     return m.Head(flat.layout, list(flat.values)), _written(arena, flat)
+
+
+def pack_indices(arena: Arena, indices: Array) -> Block | None:
+    """Copy whole numbers of 64 bits into memory that can be sent; raises OutOfMemory as `pack`."""
+    if not indices.size:
+        return None
+    block = arena.allocate(indices.nbytes)
+    np.copyto(np.frombuffer(block.view(), np.int64), indices.reshape(-1))
+    return block
 
 
 def pack_rows(arena: Arena, tree: Tree, n: int, what: str) -> list[tuple[m.Head, Block | None]]:

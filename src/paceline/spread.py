@@ -7,7 +7,7 @@ home, which keeps that version until the reader has fetched the parts that the o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
@@ -19,13 +19,16 @@ from paceline.core import spreading
 from paceline.core.clock import left
 from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut
 from paceline.core.names import quoted
+from paceline.core.row_pieces import cuts, joined
+from paceline.core.rows import checked_indices, table
 from paceline.core.tree import Flat, check
 from paceline.core.versions import count_of
 from paceline.lines import Lines
-from paceline.packing import memory, pack, taken, view
+from paceline.packing import pack, taken
 from paceline.pending import Pending
-from paceline.stores import LARGE, Hint, hinted
-from paceline.transports.base import Buffers, Lease
+from paceline.shares import Share, fetched, gathered, row_shares
+from paceline.stores import Hint, hinted
+from paceline.transports.base import Buffers
 
 R = TypeVar("R")
 
@@ -58,16 +61,71 @@ class Spread:
         return None if seen is None else seen.version()
 
     def write(self, tree: Any, what: str, *, adding: bool, timeout: float | None) -> int:
-        flat, began = taken(tree, what), time.monotonic()
+        flat = taken(tree, what)
+
+        def cut(plan: m.Spreading) -> list[Share]:
+            shares = spreading.shares(plan, flat, what)
+            if adding:
+                spreading.check_added(plan.layout, what)
+            return [Share(share) for share in shares]
+
+        return self._written(cut, "add" if adding else "assign", what, timeout)
+
+    def scatter_add(
+        self, indices: Any, rows: Any, leaf: str | None, what: str, timeout: float | None
+    ) -> int:
+        places, flat = checked_indices(indices, what), taken(rows, what)
+
+        def cut(plan: m.Spreading) -> list[Share]:
+            wanted = table(plan.layout, leaf, what)
+            wanted.check_indices(places.reshape(-1), places.shape, what)
+            wanted.check_rows(flat.layout, places.shape, what)
+            return row_shares(plan, wanted, places.reshape(-1), flat)
+
+        if not places.size:
+            home, plan = self._home(what, timeout)
+            cut(plan)
+            return home.call(m.Await(self._name, 0.0)).version
+        return self._written(cut, "rows", what, timeout)
+
+    def gather(
+        self, indices: Any, leaf: str | None, what: str, timeout: float | None
+    ) -> tuple[int, Any]:
+        places, began = checked_indices(indices, what), time.monotonic()
+        while True:
+            used = self._lines.now(self._tasks)
+            try:
+                home, plan = self._home(what, left(timeout, began))
+                used = self._lines.now([task for task, _ in plan.parts])
+                wanted = table(plan.layout, leaf, what)
+                wanted.check_indices(places.reshape(-1), places.shape, what)
+                parts = cuts(plan, wanted, places.reshape(-1))
+                version, found, lost = gathered(home, used, self._name, plan, parts)
+            except Disconnected as e:
+                with _said_of(what):
+                    self._lines.mend(used, e, left(timeout, began))
+                continue
+            if not lost:
+                tree = joined(wanted, places.shape, parts, found)
+                del found
+                self.give_back()
+                return version, tree
+            self._wait_for_assign(home, version, what, lost, began, timeout)
+
+    def _written(
+        self,
+        cut: Callable[[m.Spreading], list[Share]],
+        kind: Literal["assign", "add", "rows"],
+        what: str,
+        timeout: float | None,
+    ) -> int:
+        began, adding = time.monotonic(), kind != "assign"
         while True:
             used = self._lines.now(self._tasks)
             try:
                 home, plan = self._home(what, left(timeout, began))
                 used = _reached(self._lines, plan, what, left(timeout, began))
-                shares = spreading.shares(plan, flat, what)
-                if adding:
-                    spreading.check_added(plan.layout, what)
-                kind: Literal["assign", "add"] = "add" if adding else "assign"
+                shares = cut(plan)
                 turn = _begun(home, self._name, kind, left(timeout, began))
                 lost = _staged(used, self._name, plan, turn, shares, what, adding=adding)
             except Disconnected as e:
@@ -154,7 +212,7 @@ class Spread:
                 if value.version == request.have:
                     return value.version, None, 0, []
                 held = value.version
-            tree, nbytes, lost = _gathered(used, name, plan, value, buffers)
+            tree, nbytes, lost = fetched(used, name, plan, value, buffers)
             return held, tree, nbytes, lost
         finally:
             if held != m.NO_VERSION:
@@ -194,7 +252,7 @@ def initialised(
         TimedOut: a server that died was not started again in time.
     """
     what, began = f"spread {quoted(name)}", time.monotonic()
-    shares = spreading.shares(plan, flat, what)
+    shares = [Share(share) for share in spreading.shares(plan, flat, what)]
     while True:
         used = lines.now([task for task, _ in plan.parts])
         try:
@@ -210,7 +268,7 @@ def initialised(
             _staged(used, name, plan, turn, shares, what, adding=False)
             try:
                 with home.interrupts:
-                    head, block = pack(home.arena, shares[0], what)
+                    head, block = pack(home.arena, shares[0].tree, what)
                     first = m.CommitFirst(name, head, turn.stage, plan)
                     return home, *home.exchange(first, [block])
             except BaseException:
@@ -231,11 +289,14 @@ def _reached(
 
 
 def _begun(
-    home: Connection, name: str, kind: Literal["first", "assign", "add"], timeout: float | None
+    home: Connection,
+    name: str,
+    kind: Literal["first", "assign", "add", "rows"],
+    timeout: float | None,
 ) -> m.Staging:
     return home.exchange(
         m.Begin(name, kind, timeout),
-        timeout=timeout if kind == "add" else 0.0,
+        timeout=timeout if kind in ("add", "rows") else 0.0,
         undo=lambda turn: m.Abandon(name, turn.stage),
     )[0]
 
@@ -250,7 +311,7 @@ def _staged(
     name: str,
     plan: m.Spreading,
     turn: m.Staging,
-    shares: list[dict[str, Any]],
+    shares: list[Share],
     what: str,
     *,
     adding: bool,
@@ -262,9 +323,9 @@ def _staged(
         for (task, _), share in zip(plan.parts[1:], shares[1:], strict=True):
             line = used[task]
             with line.interrupts:
-                head, block = pack(line.arena, share, what)
-                request = m.Stage(name, head, turn.stage, base, turn.keep, turn.below)
-                pending.append((task, line.post(request, [block])))
+                head, buffers = share.packed(line.arena, what)
+                request = m.Stage(name, head, turn.stage, base, turn.keep, turn.below, share.pieces)
+                pending.append((task, line.post(request, buffers)))
         return [task for task, one in pending if not one.result()[0].content]
     except BaseException:
         for _, one in pending:
@@ -277,7 +338,7 @@ def _committed(
     home: Connection,
     name: str,
     turn: m.Staging,
-    share: dict[str, Any],
+    share: Share,
     what: str,
     timeout: float | None,
     *,
@@ -285,48 +346,12 @@ def _committed(
 ) -> int:
     try:
         with home.interrupts:
-            head, block = pack(home.arena, share, what)
-            request = m.Commit(name, head, turn.stage, adding, timeout)
-            return home.call(request, [block], 0.0 if adding else timeout).version
+            head, buffers = share.packed(home.arena, what)
+            request = m.Commit(name, head, turn.stage, adding, timeout, share.pieces)
+            return home.call(request, buffers, 0.0 if adding else timeout).version
     except BaseException:
         _abandon(home, name, turn)
         raise
-
-
-def _gathered(
-    used: Mapping[str, Connection],
-    name: str,
-    plan: m.Spreading,
-    value: m.Value,
-    buffers: Buffers,
-) -> tuple[Any, int, list[str]]:
-    """The whole tree, its bytes, and who has lost its part; the parts are fetched side by side."""
-    tasks = [task for task, _ in plan.parts]
-    pending: list[Pending] = []
-    found = [(value, memory(buffers))]
-    try:
-        for task in tasks[1:]:
-            pending.append(used[task].post(m.ReadPart(name, value.stage)))
-        for one in pending:
-            reply, its = one.result()
-            found.append((reply, memory(its)))
-    except BaseException:
-        for one in pending:
-            one.forget()
-        raise
-    lost = [
-        task for task, (reply, _) in zip(tasks, found, strict=True) if reply.version == m.NO_VERSION
-    ]
-    if lost:
-        return None, 0, lost
-    nbytes = sum(block.nbytes for _, block in found if block is not None)
-    shares = []
-    for task, (reply, block) in zip(tasks, found, strict=True):
-        if block is not None and nbytes >= LARGE:
-            # Told at once that nobody looks any more, not with the next message.
-            block = Lease(block, used[task].give_back)
-        shares.append(view(reply.layout, reply.values, block))
-    return spreading.joined(plan, shares), nbytes, []
 
 
 def _has_lost(tasks: list[str], version: int) -> str:

@@ -8,15 +8,13 @@ import numpy as np
 
 from paceline.connection import Connection
 from paceline.core import messages as m
+from paceline.core.rows import checked_indices
 from paceline.core.tree import Array
 from paceline.core.versions import epoch_of
-from paceline.packing import memory, pack, view
+from paceline.packing import LARGE, copied, memory, pack, pack_indices, view
 from paceline.transports.base import Buffers, Lease
 
 R = TypeVar("R")
-
-LARGE = 1 << 20
-"""Bytes from which on a version is not kept only to be found again."""
 
 
 class Store(Protocol):
@@ -44,6 +42,16 @@ class Store(Protocol):
         `patience` is how long it may take by itself until there is such a version, `timeout` how
         long it may take if a server has to be started again.
         """
+
+    def gather(
+        self, indices: Any, leaf: str | None, what: str, timeout: float | None
+    ) -> tuple[int, Any]:
+        """The newest version, and its rows at `indices`, copied."""
+
+    def scatter_add(
+        self, indices: Any, rows: Any, leaf: str | None, what: str, timeout: float | None
+    ) -> int:
+        """Add to the rows at `indices`; the new version."""
 
     def call(self, request: m.Request[R]) -> R:
         """Ask the home what needs no tree."""
@@ -87,6 +95,30 @@ class OneServer:
             # Told at once that nobody looks any more, not with the next message.
             block = Lease(block, self.home.give_back)
         return value.version, view(value.layout, value.values, block), nbytes
+
+    def gather(
+        self, indices: Any, leaf: str | None, what: str, timeout: float | None
+    ) -> tuple[int, Any]:
+        places = checked_indices(indices, what)
+        with self.home.interrupts:
+            request = m.Gather(self._key, leaf, places.shape)
+            found, buffers = self.home.exchange(request, [pack_indices(self.home.arena, places)])
+            tree = copied(found.layout, found.values, memory(buffers))
+            del buffers
+            self.home.give_back()
+        return found.version, tree
+
+    def scatter_add(
+        self, indices: Any, rows: Any, leaf: str | None, what: str, timeout: float | None
+    ) -> int:
+        places = checked_indices(indices, what)
+        with self.home.interrupts:
+            head, block = pack(self.home.arena, rows, what)
+            # Without a bound it waits for nothing but additions in hand.
+            patience = timeout if self.bounded else None
+            request = m.ScatterAdd(self._key, leaf, places.shape, head, patience)
+            buffers = [pack_indices(self.home.arena, places), block]
+            return self.home.call(request, buffers, timeout if self.bounded else 0.0).version
 
     def call(self, request: m.Request[R]) -> R:
         return self.home.call(request)

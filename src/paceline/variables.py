@@ -14,10 +14,10 @@ from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.names import text
 from paceline.handles import Handle
-from paceline.packing import memory, pack, view
+from paceline.packing import LARGE, memory, pack, view
 from paceline.requests import Request
-from paceline.rows import Rows, gather, scatter_add
-from paceline.stores import LARGE, Store
+from paceline.rows import Rows
+from paceline.stores import Store
 from paceline.transports.base import Buffers
 
 T = TypeVar("T")
@@ -104,7 +104,9 @@ class Variable(Handle, Generic[T]):
         """
         return self._write(tree, f"assign_add {self.called}", timeout, adding=True)
 
-    def gather(self, indices: Any, leaf: str | None = None) -> Rows[Any]:
+    def gather(
+        self, indices: Any, leaf: str | None = None, *, timeout: float | None = 60.0
+    ) -> Rows[Any]:
         """The rows at `indices` of the newest version, copied.
 
         The variable is one array `[n, ...]`; or a tree, of which `leaf` names one by its path, as
@@ -112,16 +114,19 @@ class Variable(Handle, Generic[T]):
         `n`. `indices` are whole numbers from 0 to `n - 1` of any shape, in any order, one as often
         as wanted: the result has the shape `[*indices.shape, ...]` and owns its memory. All rows
         are of one version. It stamps a worker's items as `read` does, and in a round of lockstep
-        the version is the round's.
+        the version is the round's. It waits only where the variable is spread over several servers
+        and one of them has to be started again, or has lost its part until the next `assign`.
 
         Raises:
             SchemaError: there is no row at an index, the message has it and its place; or no such
                 leaf, or none with rows.
             OutOfMemory: there is no memory for so many rows.
+            TimedOut: such a wait took longer than `timeout` seconds.
         """
-        found = gather(self._store.home, self.key, indices, leaf)
-        self._note(found.version)
-        return found
+        limit = checked_timeout(timeout)
+        version, tree = self._store.gather(indices, leaf, f"gather {self.called}", limit)
+        self._note(version)
+        return Rows(version, tree)
 
     def scatter_add(
         self,
@@ -149,9 +154,8 @@ class Variable(Handle, Generic[T]):
         limit = checked_timeout(timeout)
         # It would be held only to be found again.
         self._newest = None
-        return scatter_add(
-            self._store.home, self.key, indices, rows, leaf, limit, bounded=self._store.bounded
-        )
+        what = f"scatter_add {self.called}"
+        return self._store.scatter_add(indices, rows, leaf, what, limit)
 
     def assigning(self, tree: T) -> Request[int]:
         """As `assign`, for `session.run` together with others."""

@@ -31,6 +31,7 @@ class Table(NamedTuple):
         layout: the tree's.
         leaf: the path of the only one; `None` for all leaves.
         paths: theirs, in order.
+        numbers: which leaves of the tree they are.
         places: which arrays of the tree they are.
         length: how many rows each has.
     """
@@ -39,6 +40,7 @@ class Table(NamedTuple):
     leaf: str | None
     paths: tuple[str, ...]
     leaves: tuple[Leaf, ...]
+    numbers: tuple[int, ...]
     places: tuple[int, ...]
     length: int
 
@@ -89,10 +91,8 @@ class Table(NamedTuple):
     def gather(self, block: Array | None, indices: Array, out: Array | None) -> None:
         """Copy the rows at `indices` out of a tree's block into one of `rows_layout`."""
         copies = views(decoded(self.rows_layout(indices.shape)), out)
-        for table, rows in zip(self._tables(block), copies, strict=True):
-            if rows.size:
-                # Checked already; NumPy would go by a copy to check it once more.
-                np.take(table, indices, axis=0, out=rows, mode="clip")
+        for table, rows in zip(self.arrays(block), copies, strict=True):
+            take_rows(table, indices, rows)
 
     def scatter_add(
         self, block: Array | None, indices: Array, layout: bytes, rows: Array | None
@@ -103,13 +103,11 @@ class Table(NamedTuple):
         """
         found = paths(layout)
         by_path = dict(zip(found, views(decoded(layout), rows), strict=True))
-        for path, table in zip(self.paths, self._tables(block), strict=True):
-            added = by_path[path if self.leaf is None else ROOT]
-            if added.size:
-                width = table.size // self.length
-                add_rows(table.reshape(-1, width), indices, added.reshape(-1, width))
+        for path, table in zip(self.paths, self.arrays(block), strict=True):
+            add_rows(table, indices, by_path[path if path in by_path else ROOT])
 
-    def _tables(self, block: Array | None) -> list[Array]:
+    def arrays(self, block: Array | None) -> list[Array]:
+        """Its leaves in a tree's block."""
         arrays = views(decoded(self.layout), block)
         return [arrays[place] for place in self.places]
 
@@ -151,6 +149,7 @@ def table(layout: bytes, leaf: str | None, what: str) -> Table:
         leaf,
         tuple(known[number] for number in chosen),
         tuple(plan.leaves[number] for number in chosen),
+        tuple(chosen),
         tuple(arrays.index(number) for number in chosen),
         lengths[0],
     )
@@ -175,9 +174,19 @@ def checked_indices(indices: Any, what: str) -> Array:
     return np.ascontiguousarray(found, np.int64).reshape(found.shape)
 
 
+def take_rows(table: Array, indices: Array, rows: Array) -> None:
+    """Copy the rows of `table` at `indices`, which have been checked, into `rows`."""
+    if rows.size:
+        # NumPy would go by a copy to check them once more.
+        np.take(table, indices, axis=0, out=rows, mode="clip")
+
+
 def add_rows(table: Array, indices: Array, rows: Array) -> None:
-    """Add `rows` [k, n] to those of `table` [m, n] at `indices` [k]: one after the other."""
-    width = table.shape[1]
+    """Add `rows` [k, ...] to those of `table` [m, ...] at `indices` [k]: one after the other."""
+    if not rows.size:
+        return
+    width = rows.size // len(indices)
+    table, rows = table.reshape(-1, width), rows.reshape(-1, width)
     step = max(1, STEP // width)
     numbers = table.reshape(-1)
     columns = np.arange(width)

@@ -60,7 +60,7 @@ class VariableState:
         tasks = ", ".join(task for task, _ in self.spread.parts)
         raise SchemaError(
             f"variable '{self.name}' is spread over {tasks}: find it again with"
-            f" session.variable('{parts(self.name).name}'); its rows are not taken one by one"
+            f" session.variable('{parts(self.name).name}')"
         )
 
     def define(

@@ -10,14 +10,16 @@ from paceline.core import spreading
 from paceline.core.errors import SchemaError
 from paceline.core.names import checked, label
 from paceline.core.part_state import Grant, Grants, PartState
+from paceline.core.row_pieces import Chosen
 from paceline.core.tree import check
 from paceline.core.variable_state import VariableState
 from paceline.core.waiting import NOT_YET, Stored
 from paceline.server.adding import add_beside
 from paceline.server.lines import Peer
+from paceline.server.row_work import add_rows_beside, chosen_of, gather_beside
 from paceline.server.service import Desk, Handler, Service, buffer, stored
 from paceline.server.variable_desk import VariableDesk
-from paceline.transports.base import Frame
+from paceline.transports.base import Frame, Memory
 
 
 class HomeDesk(Desk):
@@ -35,6 +37,7 @@ class HomeDesk(Desk):
             m.CommitFirst: self._commit_first,
             m.Commit: self._commit,
             m.LetGo: self._let_go,
+            m.GatherHome: self._gather,
         }
 
     def listing(self) -> tuple[str, dict[str, Any]]:
@@ -80,7 +83,7 @@ class HomeDesk(Desk):
                 return NOT_YET
             return self._granted(peer, name, turn=True)
 
-        asked = "assign_add"
+        asked = "scatter_add" if request.kind == "rows" else "assign_add"
         self._variables.in_turn(peer, frame, state, asked, 0, request.timeout, attempt)
 
     def _granted(self, peer: Peer, name: str, *, turn: bool) -> m.Staging:
@@ -119,8 +122,14 @@ class HomeDesk(Desk):
         new = self._staged(request.head, stage, frame)
         self._grants.check(name, stage, peer, turn=request.adding)
         if request.adding:
-            state.check_write("assign_add", new, peer)
-            self._add(peer, frame.request, state, new)
+            chosen = None
+            if request.pieces is None:
+                state.check_write("assign_add", new, peer)
+            else:
+                assert state.stored is not None
+                chosen = chosen_of(state.stored, request.pieces, frame, 1)
+                chosen.check_rows(new.layout)
+            self._add(peer, frame.request, state, new, chosen)
             return
 
         def attempt() -> Any:
@@ -131,7 +140,9 @@ class HomeDesk(Desk):
 
         self._variables.write(peer, request, frame, "assign", new, attempt)
 
-    def _add(self, peer: Peer, number: int, state: VariableState, delta: Stored) -> None:
+    def _add(
+        self, peer: Peer, number: int, state: VariableState, delta: Stored, chosen: Chosen | None
+    ) -> None:
         assert state.stored is not None
         self._grants.keep(delta.stage)
 
@@ -141,7 +152,20 @@ class HomeDesk(Desk):
                 total.stage = delta.stage
             self._variables.added(peer, number, state, total, error)
 
-        add_beside(self._service, state.stored, delta, done)
+        _add_beside(self._service, state.stored, delta, chosen, done)
+
+    def _gather(self, peer: Peer, request: m.GatherHome, frame: Frame) -> None:
+        state = self._spread(request.name)
+        version, tree = self._variables.current(peer, state)
+        chosen = chosen_of(tree, request.pieces, frame, 0)
+        if request.hold:
+            self._variables.hold(peer, state, version)
+
+        def done(block: Memory | None, error: Exception | None) -> None:
+            reply = m.Value(version, chosen.layout, [], tree.stage), [block]
+            self._service.answer(peer, frame.request, error or reply)
+
+        gather_beside(self._service, tree, chosen, done)
 
     def _let_go(self, peer: Peer, request: m.LetGo, frame: Frame) -> None:
         reading = (peer, request.name, request.version)
@@ -173,7 +197,7 @@ class PartDesk(Desk):
         self.states: dict[str, PartState] = {}
 
     def handlers(self) -> dict[type, Handler]:
-        return {m.Stage: self._stage, m.ReadPart: self._read}
+        return {m.Stage: self._stage, m.ReadPart: self._read, m.GatherPart: self._gather}
 
     def listing(self) -> tuple[str, dict[str, Any]]:
         own = self._service.cluster.own
@@ -201,21 +225,56 @@ class PartDesk(Desk):
         if base is None:
             self._service.answer(peer, number, m.Text(False))
             return
-        check(share.layout, base.layout, f"assign_add '{request.name}'")
+        chosen = None
+        if request.pieces is None:
+            check(share.layout, base.layout, f"assign_add '{request.name}'")
+        else:
+            chosen = chosen_of(base, request.pieces, frame, 1)
+            chosen.check_rows(share.layout)
 
         def done(total: Stored, error: Exception | None) -> None:
             if error is None:
                 state.trees[stage] = total
             self._service.answer(peer, number, error or m.Text(True))
 
-        add_beside(self._service, base, share, done)
+        _add_beside(self._service, base, share, chosen, done)
+
+    def _gather(self, peer: Peer, request: m.GatherPart, frame: Frame) -> None:
+        found = self._at(request.name, request.stage)
+        if found is None:
+            self._service.answer(peer, frame.request, m.Value(m.NO_VERSION, b"", []))
+            return
+        chosen = chosen_of(found, request.pieces, frame, 0)
+
+        def done(block: Memory | None, error: Exception | None) -> None:
+            reply = m.Value(request.stage, chosen.layout, [], request.stage), [block]
+            self._service.answer(peer, frame.request, error or reply)
+
+        gather_beside(self._service, found, chosen, done)
+
+    def _at(self, name: str, stage: int) -> Stored | None:
+        state = self.states.get(name)
+        return None if state is None else state.trees.get(stage)
 
     def _read(self, peer: Peer, request: m.ReadPart, frame: Frame) -> None:
-        state = self.states.get(request.name)
-        found = None if state is None else state.trees.get(request.stage)
+        found = self._at(request.name, request.stage)
         if found is None:
             self._service.answer(peer, frame.request, m.Value(m.NO_VERSION, b"", []))
             return
         reply = m.Value(request.stage, found.layout, found.values, request.stage)
         memory = () if found.memory is None else (found.memory,)
         self._service.answer(peer, frame.request, (reply, memory))
+
+
+def _add_beside(
+    service: Service,
+    current: Stored,
+    delta: Stored,
+    chosen: Chosen | None,
+    done: Callable[[Stored, Exception | None], None],
+) -> None:
+    """Add to all of a share, or to chosen rows."""
+    if chosen is None:
+        add_beside(service, current, delta, done)
+    else:
+        add_rows_beside(service, current, chosen, delta, done)

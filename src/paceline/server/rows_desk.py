@@ -18,6 +18,7 @@ from paceline.core.variable_state import VariableState
 from paceline.core.waiting import Stored
 from paceline.server.adding import LONG_WORK
 from paceline.server.lines import Peer
+from paceline.server.row_work import indices_of
 from paceline.server.service import (
     Desk,
     Finish,
@@ -30,7 +31,7 @@ from paceline.server.service import (
     stored,
 )
 from paceline.server.variable_desk import VariableDesk
-from paceline.transports.base import Frame, Memory
+from paceline.transports.base import Frame
 
 
 class RowsDesk(Desk):
@@ -160,17 +161,8 @@ def _found(
         ProtocolError: there are more or fewer indices than their shape says.
     """
     rows = table(tree.layout, request.leaf, what)
-    indices = _indices(buffer(frame, 0))
+    indices = indices_of(buffer(frame, 0))
     if indices.size != math.prod(request.shape):
         raise ProtocolError(f"{indices.size} indices came as {list(request.shape)}")
     rows.check_indices(indices, request.shape, what)
     return rows, indices
-
-
-def _indices(memory: Memory | None) -> Array:
-    if memory is None:
-        return np.empty(0, np.int64)
-    if memory.nbytes % 8:
-        raise ProtocolError(f"indices of {memory.nbytes} bytes")
-    # Small ones begin at any byte of their frame.
-    return np.require(memory.array().view(np.int64), requirements="A")

@@ -118,13 +118,17 @@ class VariableDesk(Desk):
         if state.spread is not None:
             if not hold:
                 state.in_one_place()
-            state.kept.hold(version, peer)
-            self.reading[peer, state.name, version] += 1
+            self.hold(peer, state, version)
         if tree.memory is None:
             return reply
         state.kept.hold(version, peer)
         back = partial(self.let_go, state, version, peer)
         return reply, (Lease(tree.memory, partial(self._service.ended.append, back)),)
+
+    def hold(self, peer: Peer, state: VariableState, version: int) -> None:
+        """Keep a version of a spread variable until the peer says that it has read it all."""
+        state.kept.hold(version, peer)
+        self.reading[peer, state.name, version] += 1
 
     def freed(self, name: str) -> None:
         """Memory of a variable has become free: those who wait to write are asked again."""

@@ -43,7 +43,10 @@ from paceline.core.messages.parts import (
     Begin,
     Commit,
     CommitFirst,
+    GatherHome,
+    GatherPart,
     LetGo,
+    Pieces,
     ReadPart,
     Stage,
 )
@@ -152,6 +155,8 @@ __all__ = [
     "FindQueue",
     "Free",
     "Gather",
+    "GatherHome",
+    "GatherPart",
     "Granted",
     "Head",
     "Items",
@@ -170,6 +175,7 @@ __all__ = [
     "OpenCollection",
     "Part",
     "PieceHead",
+    "Pieces",
     "QueueStats",
     "R",
     "Read",
@@ -277,6 +283,8 @@ Requests: TypeAlias = (
     | Stage
     | ReadPart
     | LetGo
+    | GatherHome
+    | GatherPart
     | Together
 )
 
