@@ -183,6 +183,32 @@ def test_tied_weights_buffers_and_ints_are_shared() -> None:
         assert one.norm.num_batches_tracked == 5
 
 
+def test_a_state_dict_with_tied_weights_is_pushed() -> None:
+    with Session() as session:
+        net = Tied()
+        replica = session.replica("tied", net, names=lambda name: f"net.{name}")
+        with torch.no_grad():
+            net.emb.weight.fill_(5)
+        state = net.state_dict()
+        assert "out.weight" in state
+        for tree in (
+            {name: tensor for name, tensor in state.items() if name != "emb.weight"},
+            {name: tensor.clone() for name, tensor in state.items()},
+            state,
+        ):
+            replica.variable.assign({**replica.leaves(), "net.emb.weight": np.zeros((5, 3), "f4")})
+            replica.push(tree)
+            assert (replica.variable.read().tree["net.emb.weight"] == 5).all()
+        with pytest.raises(SchemaError, match=r"'out\.weight' is tied"):
+            replica.push({**state, "out.weight": 5})
+        other = {**state, "out.weight": torch.zeros(5, 3)}
+        message = (
+            r"^push 'tied': 'out\.weight' is tied to 'emb\.weight', and the tree has other val"
+        )
+        with pytest.raises(SchemaError, match=message):
+            replica.push(other)
+
+
 @dataclass
 class Settings:
     rate: float

@@ -34,6 +34,8 @@ class Linked(Generic[T]):
             self._layout = outline.layout
             own = leaf_names(outline.layout)
             self._shared = dict(zip(own, _renamed(own, names), strict=True))
+            owner = adapters.adapter_for(model)
+            self._tied = {} if owner is None else owner.tied(model)
             self.outline = {name: _empty(leaf) for name, leaf in self._chosen(outline).items()}
             """Its leaves by their shared names; only their dtypes and shapes count."""
         own_leaves = adapters.leaves(model)
@@ -101,11 +103,12 @@ class Linked(Generic[T]):
         shared = {name for name in self._shared.values() if name is not None}
         leaves = zip(leaf_names(flat.layout), _contents(flat), strict=True)
         # A None that the model has not, as gradients have of what is no array, tells nothing.
-        known = self._shared.keys() | shared
+        own = self._shared.keys() | self._tied.keys()
+        known = own | shared
         names = [name for name, leaf in leaves if leaf is not None or name in known]
         if shared.issuperset(names):
             return True
-        if not self._shared.keys() >= {*names}:
+        if not own >= {*names}:
             odd = next((name for name in names if name not in known), None)
             raise SchemaError(
                 (f"'{odd}' is no leaf of it" if odd else "some names are shared, some its own")
@@ -116,11 +119,17 @@ class Linked(Generic[T]):
 
     def _chosen(self, flat: Flat, *, own: bool = True) -> Leaves:
         """The shared leaves in the order of their names, which is one for all models."""
-        found = {}
+        found: Leaves = {}
         for name, leaf in zip(leaf_names(flat.layout), _contents(flat), strict=True):
-            shared = self._shared.get(name, name) if own else name
-            if shared is not None and leaf is not None:
-                found[shared] = leaf
+            first = self._tied.get(name, name) if own else name
+            shared = self._shared.get(first, first) if own else name
+            if shared is None or leaf is None:
+                continue
+            if shared in found and not _equal(found[shared], leaf):
+                raise SchemaError(
+                    f"'{name}' is tied to '{first}', and the tree has other values for it"
+                )
+            found[shared] = leaf
         return dict(sorted(found.items()))
 
 
@@ -164,6 +173,15 @@ def _contents(flat: Flat) -> Iterator[Any]:
     values, arrays = iter(flat.values), iter(flat.arrays)
     for leaf in decoded(flat.layout).leaves:
         yield next(values) if leaf.shape is None else next(arrays)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two leaves are alike to the last bit; those of tied weights often are one array."""
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return bool(type(one) is type(other) and one == other)
+    if one.__array_interface__ == other.__array_interface__:
+        return True
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
 def _empty(leaf: Any) -> Any:

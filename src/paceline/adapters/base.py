@@ -61,6 +61,10 @@ class Adapter(ABC):
         """
         return self.to_tree(value, path)
 
+    def tied(self, value: Any) -> dict[str, str]:
+        """Further names of leaves that `to_tree` gives once, each with the name that it gives."""
+        return {}
+
     @abstractmethod
     def plan(self, target: Any, tree: Tree, path: str) -> Plan:
         """The copies, all checked and none made yet, that bring `tree` into `target` in place.

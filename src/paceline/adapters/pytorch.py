@@ -36,6 +36,13 @@ class TorchAdapter(Adapter):
             return _array(value, path)
         return {name: _array(t, child(path, name)) for name, t in _tensors(value).items()}
 
+    def tied(self, value: Any) -> dict[str, str]:
+        if isinstance(value, Tensor):
+            return {}
+        first = {id(tensor): name for name, tensor in _tensors(value).items()}
+        names = {name: first[id(tensor)] for name, tensor in _walk(value, "")}
+        return {name: known for name, known in names.items() if name != known}
+
     def plan(self, target: Any, tree: Tree, path: str) -> Plan:
         if isinstance(target, Tensor):
             return [_copy(target, tree, path)]
