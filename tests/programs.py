@@ -23,7 +23,7 @@ def run(name: str, *args: object) -> str:
         timeout=LIMIT_SECONDS,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
