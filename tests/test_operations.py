@@ -16,6 +16,7 @@ import pytest
 import torch
 from calls import DEADLINE_SECONDS, Call, until, waits
 from hands import cluster, ended, served, start, toml
+from spreads import Servers
 
 import paceline
 from paceline import (
@@ -455,6 +456,39 @@ with paceline.Server(spec, job_name="ps") as server:
         return os.getpid()
     server.join()
 """
+
+
+@pytest.mark.parametrize("carrier", ["unix", "tcp"])
+def test_operations_are_found_again_on_a_server_that_was_started_again(
+    tmp_path: Path, carrier: str
+) -> None:
+    servers = Servers(tmp_path, carrier, 2)
+
+    def register(index: int) -> None:
+        servers.running[index].operation(f"own {index}")(lambda x: x + index)
+
+    try:
+        session = servers.session()
+        for index in (0, 1):
+            register(index)
+            assert session.run(f"own {index}", 1) == session.run(
+                f"own {index}", 1, task=f"ps:{index}"
+            )
+        for index in (1, 0):
+            servers.end(index)
+            until(lambda: not session._lines.alive())
+            # The other is asked as ever, and so is a name that nobody has had yet.
+            assert session.run(f"own {1 - index}", 1) == 2 - index
+            with pytest.raises(UnknownName, match=rf"; ps:{index} at \S+ cannot be reached$"):
+                session.run("none", timeout=0.1)
+            with pytest.raises(TimedOut, match=r"starting the server there ends the wait"):
+                session.run(f"own {index}", 1, timeout=0.1)
+            servers.start(index)
+            register(index)
+            assert session.run(f"own {index}", 1) == 1 + index
+            assert session.run(f"own {index}", 2, task=f"ps:{index}") == 2 + index
+    finally:
+        servers.close()
 
 
 def test_an_operation_of_another_process_is_run_there(tmp_path: Path) -> None:

@@ -189,6 +189,29 @@ def test_an_error_is_of_one_request_and_none_is_done(server: Serving) -> None:
     assert session.run([]) == []
 
 
+@pytest.mark.parametrize("what", [None, 0, 5, b"x", {"a": 1}, iter([])])
+def test_only_a_name_or_a_list_of_requests_is_run(server: Serving, what: Any) -> None:
+    with pytest.raises(
+        SchemaError, match=r"^run takes an operation's name or a list of requests, "
+    ):
+        server.session().run(what)
+
+
+def test_a_single_request_is_run_in_a_list(server: Serving) -> None:
+    session: Any = server.session()
+    with pytest.raises(
+        SchemaError, match=r", not <Request AddToCounter of 'n'>: put it in a list$"
+    ):
+        session.run(session.counter("n").adding(1))
+
+
+def test_nothing_is_run_in_a_closed_session(server: Serving) -> None:
+    session = server.session()
+    session.close()
+    with pytest.raises(Closed):
+        session.run([])
+
+
 def test_whoever_looks_sees_all_of_a_run_or_nothing(server: Serving) -> None:
     """One who waits for the first change already finds the last one made."""
     session, other = server.session(), server.session()
@@ -272,8 +295,17 @@ def test_requests_to_several_servers_are_done_by_each_all_or_none(tmp_path: Path
         with pytest.raises(UnknownName):
             session.run("nothing", timeout=0)
         spread = session.spread("s", {"a": np.zeros(3), "b": np.zeros(3)})
-        with pytest.raises(SchemaError, match=r"^request 2: variable 's' is spread over ps:"):
-            session.run([count.adding(1), spread.adding({"a": np.ones(3), "b": np.ones(3)})])
+        tree = {"a": np.ones(3), "b": np.ones(3)}
+        for ask, what in (
+            (lambda: spread.adding(tree), "assign_add"),
+            (lambda: spread.assigning(tree), "assign"),
+            (spread.reading, "read"),
+        ):
+            message = (
+                rf"^{what} 's': it is spread over ps:0, ps:1, and what is on several servers ca"
+            )
+            with pytest.raises(SchemaError, match=message):
+                session.run([count.adding(1), ask()])
         assert count.value == 3
 
 

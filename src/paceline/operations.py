@@ -15,7 +15,14 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout, left
 from paceline.core.codec import MAX_HEADER
-from paceline.core.errors import OperationFailed, PacelineError, SchemaError, TimedOut, UnknownName
+from paceline.core.errors import (
+    Closed,
+    OperationFailed,
+    PacelineError,
+    SchemaError,
+    TimedOut,
+    UnknownName,
+)
 from paceline.core.names import text
 from paceline.core.numbers import whole
 from paceline.core.operation_state import How
@@ -197,6 +204,7 @@ class Operations:
 
     _lines: Lines
     _offer: Offer | None = None
+    _closed: bool
 
     def operation(
         self,
@@ -261,7 +269,7 @@ class Operations:
         One that has begun goes on, and its result is dropped.
 
         Raises:
-            Closed: a request waited for a queue that was closed.
+            Closed: a request waited for a queue that was closed, or this session was.
             UnknownName: there is no such operation, the message lists those there are; or no such
                 server.
             OperationFailed: it raised; the message ends with its traceback.
@@ -269,11 +277,11 @@ class Operations:
                 begun, or which request could not be done: then none was.
             WouldBlock: it was called by an operation that has the only thread it could run on.
             SchemaError: a leaf of the tree, or of the result, may not travel; the message has its
-                path.
+                path. Or `what` is neither a name nor a list.
         """
         limit, began = checked_timeout(timeout), time.monotonic()
         if not isinstance(what, str):
-            return run_all(what, limit) if what else []
+            return self._run_list(what, limit)
         name = text(what, "the name of an operation")
         line = self._operation(name, task, limit)
         limit = left(limit, began)
@@ -286,13 +294,43 @@ class Operations:
         line.give_back()
         return result if like is None else rebuild(result, like, f"run '{name}'")
 
+    def _run_list(self, what: Any, limit: float | None) -> list[Any]:
+        if not isinstance(what, Sequence) or isinstance(what, bytes | bytearray):
+            hint = ": put it in a list" if isinstance(what, Request) else ""
+            raise SchemaError(
+                f"run takes an operation's name or a list of requests, not {repr(what)[:80]}{hint}"
+            )
+        if not what and self._closed:
+            raise Closed("run: this session was closed")
+        return run_all(what, limit) if what else []
+
     def _operation(self, name: str, task: str | None, limit: float | None) -> Connection:
-        """The line to the server that has an operation."""
-        wanted = "" if task is None else str(Task.parse(task))
-        found = self._lines.operations.get((name, wanted))
-        if found is not None:
-            return found
+        """The line to the server that has an operation; anew where it was started again."""
+        wanted, began = "" if task is None else str(Task.parse(task)), time.monotonic()
+        known = self._lines.operations.get((name, wanted))
+        if known is not None and (known.alive() or known.forked):
+            return known
+        before = wanted if known is None else self._lines.task(known)
         asked = self._lines.of_servers(wanted)
+        if wanted and self._lines.tasks:
+            asked = [self._lines.line(wanted, limit)]
+        elif not self._lines.alive():
+            asked = self._lines.again()
+            asked = [line for line in asked if line.alive()] or asked
+        found = self._found(name, wanted, asked, left(limit, began))
+        if found is None and before and self._lines.of_servers(before)[0] not in asked:
+            # The one that had it is not there yet.
+            asked = [self._lines.line(before, left(limit, began))]
+            found = self._found(name, wanted, asked, left(limit, began))
+        if found is None:
+            raise UnknownName(f"no operation '{name}': " + "; ".join(self._having(asked)))
+        return found
+
+    def _found(
+        self, name: str, wanted: str, asked: list[Connection], limit: float | None
+    ) -> Connection | None:
+        """The first of some lines whose server has an operation, or soon will."""
+        found = None
         patience = REGISTERING if limit is None else min(limit, REGISTERING)
         # Those that have it answer at once; only then is it waited for.
         for wait in (0.0,) if self._offer else (0.0, patience):
@@ -308,8 +346,15 @@ class Operations:
                 if found is None:
                     found = self._lines.operations[name, wanted] = line
             if found is not None:
-                return found
-        raise UnknownName(f"no operation '{name}': " + "; ".join(map(_having, asked)))
+                break
+        return found
+
+    def _having(self, asked: list[Connection]) -> list[str]:
+        """What operations servers have, and which servers were not there to be asked."""
+        found = [_had(line) for line in asked]
+        gone = [line for line in self._lines.all if line not in asked and not line.alive()]
+        told = (f"{self._lines.task(line)} at {line.address} cannot be reached" for line in gone)
+        return [*found, *told]
 
 
 def _told_by(reply: Pending) -> str | None:
@@ -321,7 +366,7 @@ def _told_by(reply: Pending) -> str | None:
     return own
 
 
-def _having(line: Connection) -> str:
+def _had(line: Connection) -> str:
     there = sorted(line.call(m.Resources()).content["operations"])
     return f"{line.address} has {there or 'none'}"
 

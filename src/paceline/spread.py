@@ -56,6 +56,12 @@ class Spread:
     def home(self) -> Connection:
         return self._known[0]
 
+    def step(self, what: str) -> Connection:
+        raise SchemaError(
+            f"{what}: it is spread over {', '.join(self._tasks)}, and what is on several servers"
+            " cannot be in a list of requests: use assign, assign_add or read"
+        )
+
     def hint(self) -> int | None:
         seen = self._known[2]
         return None if seen is None else seen.version()

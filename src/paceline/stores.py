@@ -24,6 +24,13 @@ class Store(Protocol):
     def home(self) -> Connection:
         """The line to its home."""
 
+    def step(self, what: str) -> Connection:
+        """The line to its home, for what is asked there in one step with other things.
+
+        Raises:
+            SchemaError: it is not in one place; the message begins with `what`.
+        """
+
     @property
     def bounded(self) -> bool:
         """Whether its versions may take so many bytes only."""
@@ -70,6 +77,9 @@ class OneServer:
         self.home = home
         self._key = key
         self._hint = hint
+
+    def step(self, what: str) -> Connection:
+        return self.home
 
     def hint(self) -> int | None:
         return None if self._hint is None else self._hint.version()

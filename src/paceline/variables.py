@@ -167,7 +167,8 @@ class Variable(Handle, Generic[T]):
 
     def reading(self) -> Request[Snapshot[T]]:
         """As `read`, for `session.run` together with others; it does not stamp items."""
-        return Request(self._store.home, m.Read(self.key, m.NO_VERSION, 0.0), (), _snapshot)
+        home = self._store.step(f"read {self.called}")
+        return Request(home, m.Read(self.key, m.NO_VERSION, 0.0), (), _snapshot)
 
     def read(
         self,
@@ -287,7 +288,7 @@ class Variable(Handle, Generic[T]):
 
     def _writing(self, kind: type[m.Assign | m.Add], tree: T, what: str) -> Request[int]:
         self._newest = None
-        home = self._store.home
+        home = self._store.step(what)
         head, block = pack(home.arena, tree, what)
         message = kind(self.key, head, 0.0)
         return Request(home, message, [block], lambda reply, _: int(reply.version))
