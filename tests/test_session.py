@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,6 +175,40 @@ def test_a_name_that_is_no_text_is_refused(server: Serving, name: str) -> None:
         with pytest.raises(SchemaError, match=f"^the name of a {kind} is a str, not "):
             call()
     assert session.resources()["variables"] == {}
+
+
+@pytest.mark.parametrize("name", [5, b"x", ["a"], 1.5, "\ud800"])
+def test_what_cannot_travel_is_refused_before_it_is_sent(server: Serving, name: Any) -> None:
+    session = server.session()
+    variable = session.variable("v", {"a": np.zeros((3, 2))})
+    for call in (
+        lambda: variable.gather([0], name),
+        lambda: variable.scatter_add([0], np.ones((1, 2)), name),
+    ):
+        with pytest.raises(
+            SchemaError, match=r"^(gather|scatter_add) 'v': the path of a leaf is a str"
+        ):
+            call()
+    if name != "\ud800":
+        with pytest.raises(SchemaError, match=r"^the reason of a stop is a str, not "):
+            session.request_stop(name)
+    with pytest.raises(SchemaError, match=r"^the job of a session is a str"):
+        server.session(job=name)
+    with pytest.raises(SchemaError, match=r"^the index of a session's task is a whole number"):
+        server.session(job="worker", index="0")
+    queue = session.queue("q", 2)
+    queue.close(cancel_pending_enqueues=name)
+    # The line is whole.
+    assert variable.gather([0], np.str_("$.a")).tree.tolist() == [[0, 0]]
+
+
+def test_a_reason_may_have_the_name_of_any_file(server: Serving) -> None:
+    session = server.session()
+    failed = server.session()
+    with pytest.raises(FileNotFoundError), failed:
+        raise FileNotFoundError("no file x\udcff")
+    session.request_stop("no file x\udcff", failed=True)
+    assert session.stopped() == ("no file x?", True)
 
 
 def test_a_name_has_1_to_256_characters(server: Serving) -> None:

@@ -147,6 +147,12 @@ def test_what_is_wrong_is_named_and_changes_nothing_on_any_server(servers: Serve
             made.scatter_add([0, N - 1], rows)
     with pytest.raises(SchemaError, match=r"^gather 'v': there is no leaf \$\.x; there are \["):
         made.gather([0], "$.x")
+    for odd in (5, b"$", ["$"], "\ud800"):
+        leaf: Any = odd
+        with pytest.raises(SchemaError, match=r"^gather 'v': the path of a leaf is a str"):
+            made.gather([0], leaf)
+        with pytest.raises(SchemaError, match=r"^scatter_add 'v': the path of a leaf is a str"):
+            made.scatter_add([0], ones(1), leaf)
     with pytest.raises(SchemaError, match=r"^scatter_add 'v': indices are whole numbers, not fl"):
         made.scatter_add([0.5], ones(1))
     assert (made.version, servers.parts(session)) == (before, stages)

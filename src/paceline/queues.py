@@ -204,7 +204,7 @@ class Queue(Handle, Generic[D]):
 
         When nothing is left, `dequeue` raises `Closed`. Closing twice is fine.
         """
-        self._connection.call(m.CloseQueue(self.key, cancel_pending_enqueues))
+        self._connection.call(m.CloseQueue(self.key, bool(cancel_pending_enqueues)))
 
     def _maker(self, copy: bool, pad: Any) -> Any:
         """What makes the batch of a delivery."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut
+from paceline.core.names import text
+from paceline.core.numbers import int64
 from paceline.lines import Anew, Lines
 from paceline.transports.base import Address, transport
 
@@ -35,6 +37,10 @@ class Joining:
     secret: Callable[[], bytes]
     cluster: dict[str, dict[int, str]] | None = None
     servers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.job = text(self.job, "the job of a session")
+        self.index = int64(self.index, "the index of a session's task")
 
     @property
     def task(self) -> str:

@@ -21,7 +21,7 @@ from paceline.core.errors import (
     SchemaError,
     TimedOut,
 )
-from paceline.core.names import checked_container, key, label, parts, quoted
+from paceline.core.names import checked_container, key, label, parts, quoted, words
 from paceline.core.spec import Spec
 from paceline.lines import Lines
 from paceline.operations import Offer, Operations
@@ -272,7 +272,8 @@ class Session(Resources, Replicas, Operations, Closing):
         several reasons the first counts; `failed` says that it is an error. With `final` whoever
         waits for something gets `Closed` at once, all but the chief, which may still save.
         """
-        request, gone = m.RequestStop(reason, failed, final), []
+        said = words(reason, "the reason of a stop")
+        request, gone = m.RequestStop(said, bool(failed), bool(final)), []
         for line in self._lines.again():
             try:
                 line.call(request)
@@ -311,7 +312,7 @@ class Session(Resources, Replicas, Operations, Closing):
 
     def _failing(self, error: BaseException) -> None:
         if not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self._failure = f"{type(error).__name__}: {error}"[:FAILURE]
+            self._failure = words(f"{type(error).__name__}: {error}"[:FAILURE], "what failed")
 
     def close(self) -> None:
         """Leave the cluster and end the connection. What was shared stays. Idempotent.

@@ -122,9 +122,10 @@ class Variable(Handle, Generic[T]):
                 leaf, or none with rows.
             OutOfMemory: there is no memory for so many rows.
             TimedOut: such a wait took longer than `timeout` seconds.
+            Disconnected: the server is gone, or says nothing for 60 s.
         """
-        limit = checked_timeout(timeout)
-        version, tree = self._store.gather(indices, leaf, f"gather {self.called}", limit)
+        limit, what = checked_timeout(timeout), f"gather {self.called}"
+        version, tree = self._store.gather(indices, _checked_leaf(leaf, what), what, limit)
         self._note(version)
         return Rows(version, tree)
 
@@ -150,11 +151,13 @@ class Variable(Handle, Generic[T]):
             SchemaError: as `gather`; or rows have another shape or dtype, or cannot be added.
                 Nothing was added.
             OutOfMemory, TimedOut: as `assign`.
+            Disconnected: the server is gone, or says nothing for 60 s beyond `timeout`. Whether the
+                rows were added is unknown where this happened while they were.
         """
-        limit = checked_timeout(timeout)
+        limit, what = checked_timeout(timeout), f"scatter_add {self.called}"
+        leaf = _checked_leaf(leaf, what)
         # It would be held only to be found again.
         self._newest = None
-        what = f"scatter_add {self.called}"
         return self._store.scatter_add(indices, rows, leaf, what, limit)
 
     def assigning(self, tree: T) -> Request[int]:
@@ -358,3 +361,8 @@ def _snapshot(value: m.Value, buffers: Buffers) -> Snapshot[Any]:
 def checked_tag(tag: Any) -> str:
     """`tag`, if it can be one; `SchemaError` if not."""
     return text(tag, "a tag")
+
+
+def _checked_leaf(leaf: Any, what: str) -> str | None:
+    """`leaf`, if it can be the path of one; `SchemaError` if not."""
+    return None if leaf is None else text(leaf, f"{what}: the path of a leaf")

@@ -46,6 +46,17 @@ def text(name: Any, what: str) -> str:
     return str(name)
 
 
+def words(said: Any, what: str) -> str:
+    """A message of a user's, with `?` for what UTF-8 cannot hold, as in the name of a file.
+
+    Raises:
+        SchemaError: it is no str; the message begins with `what`.
+    """
+    if not isinstance(said, str):
+        raise SchemaError(f"{what} is a str, not {said!r}")
+    return said.encode(errors="replace").decode()
+
+
 def key(name: str, container: str = "", generation: int = 0) -> str:
     """A name as it travels."""
     if not container and not generation:
