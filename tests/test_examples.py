@@ -86,6 +86,18 @@ def test_digits_are_learned_with_any_number_of_workers(workers: int, mode: str) 
     assert re.fullmatch(r"solved: test accuracy \d+\.\d %", said[2])
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_factors_are_learned_by_rows_on_two_servers(workers: int) -> None:
+    *lines, last = run("matrix_factorisation.py", "--workers", workers).splitlines()
+    errors = [float(re.findall(r"error (\d\.\d+) on", line)[0]) for line in lines]
+    assert len(errors) == 8
+    assert errors == sorted(errors, reverse=True)
+    said = re.fullmatch(r"solved: error (\d\.\d+) became (\S+) with rows on ps:0, ps:1", last)
+    assert said, last
+    assert float(said[2]) == errors[-1] < 0.3 < errors[0] < float(said[1])
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_one_server_acts_for_many_workers_in_batches(workers: int) -> None:
     said = run("inference_server.py", workers)

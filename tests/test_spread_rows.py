@@ -369,4 +369,7 @@ def test_a_million_rows_of_several_processes_are_as_numpy_adds_them(
             indices = draw.integers(0, N, 10_000)
             np.add.at(wanted, indices, draw.integers(-9, 9, (10_000, WIDTH)).astype(float))
     assert made.read().tree.tobytes() == wanted.tobytes()
+    everything = np.random.default_rng(9).permutation(np.resize(np.arange(N), 1_000_000))
+    for some in np.split(everything, 10):
+        assert made.gather(some).tree.tobytes() == wanted[some].tobytes()
     assert made.gather([0]).count == 1 + 3 * 34
