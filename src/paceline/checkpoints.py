@@ -160,6 +160,18 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     return None
 
 
+def checked_folder(folder: Any, what: str = "checkpoint") -> str:
+    """`folder`, if it can be the path of one.
+
+    Raises:
+        SchemaError: it cannot; the message begins with `what`.
+    """
+    path = os.fspath(folder) if isinstance(folder, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise SchemaError(f"{what}: the path of a folder, not {folder!r:.80}")
+    return path
+
+
 def found(root: Path) -> list[tuple[int, Path]]:
     """The checkpoints in a folder, good or not, the newest last."""
     if not root.is_dir():

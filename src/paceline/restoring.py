@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
 
-from paceline.checkpoints import Checkpoint, Saved
+from paceline import checkpoints
+from paceline.checkpoints import Checkpoint, Saved, checked_folder
 from paceline.core.errors import SchemaError, TimedOut
-from paceline.core.names import key, label
-from paceline.session import Session
+from paceline.core.names import key, label, parts
+from paceline.core.numbers import int64, whole
 
 _log = logging.getLogger("paceline")
 
 PROBE = 0.5
 """Seconds within which what is whole can be read."""
 
-Init: TypeAlias = Callable[[Session], object] | Mapping[str, Any]
+
+class Sharing(Protocol):
+    """A session, as far as saving and restoring need one."""
+
+    task: str
+
+    def key(self, name: str) -> str: ...
+    def container(self, name: str) -> AbstractContextManager[None]: ...
+    def resources(self) -> dict[str, Any]: ...
+    def uninitialized(self, names: Iterable[str]) -> list[str]: ...
+
+    @property
+    def variable(self) -> Callable[..., Any]: ...
+    @property
+    def spread(self) -> Callable[..., Any]: ...
 
 
 class Restoring:
     """Brings back what is not there, or not all of it, and has `init` make the rest."""
 
-    def __init__(self, session: Session, init: Init | None) -> None:
+    def __init__(
+        self, session: Sharing, init: Callable[[Any], object] | Mapping[str, Any] | None = None
+    ) -> None:
         self._session = session
-        self._init = _checked(init)
+        self._init = init
         self.container = ""
 
     def saved(self) -> dict[str, Saved]:
@@ -114,14 +133,46 @@ class Restoring:
         ]
 
 
-def _checked(init: Init | None) -> Init | None:
-    if init is None or isinstance(init, Mapping):
-        return init
-    try:
-        inspect.signature(init).bind(None)
-    except (TypeError, ValueError) as e:
-        raise SchemaError(
-            f"init: a dict of values by the names of their variables, or a function of the session,"
-            f" not {init!r:.80}: {e}"
-        ) from e
-    return init
+class Saving:
+    """A session's way to save its container's variables, and to bring them back."""
+
+    def save(
+        self: Sharing, folder: str | os.PathLike[str], *, step: int = 0, keep: int = 5
+    ) -> Path:
+        """Write every variable of this session's container into a new checkpoint; its folder.
+
+        The checkpoint is there whole, on the disk, or not at all; then all but the `keep` newest in
+        that folder are removed. `step` is noted in it. Of each variable one version is written,
+        also where it is spread; together they are no cut of one moment. Tags, queues, counters,
+        readers and accumulators are not in it.
+
+        Raises:
+            CheckpointError: it cannot be written; those that were there still are.
+            TimedOut: a variable cannot be read whole, or another process is writing there.
+            SchemaError: `folder` is no path, or `step` or `keep` no such number.
+        """
+        root = checked_folder(folder, "save: folder")
+        number, kept = int64(step, "save: step"), whole(keep, "save: keep")
+        return checkpoints.save(root, number, _of(self).saved(), keep=kept)
+
+    def restore(self: Sharing, folder: str | os.PathLike[str]) -> Checkpoint | None:
+        """Bring back from the newest good checkpoint what is missing; the checkpoint, if any.
+
+        A variable that has a value keeps it, unless it is spread and a server has lost its part.
+        What is brought back has a new version, of the epoch of the server where it is.
+
+        Raises:
+            CheckpointError: there are checkpoints and none of them is good.
+            SchemaError: what was saved differs from what is there; the message names the leaf. Or
+                `folder` is no path.
+        """
+        found = checkpoints.latest(checked_folder(folder, "restore: folder"))
+        if found is not None:
+            _of(self).restore(found)
+        return found
+
+
+def _of(session: Sharing) -> Restoring:
+    made = Restoring(session)
+    made.container = parts(session.key("variables")).container
+    return made

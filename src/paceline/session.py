@@ -29,6 +29,7 @@ from paceline.placement import Setter
 from paceline.reach import Joining, reached, reached_all
 from paceline.replicas import Replicas
 from paceline.resources import Resources
+from paceline.restoring import Saving
 from paceline.server.local import LocalServer
 from paceline.spec import ClusterSpec
 from paceline.transports.base import Channel, transport
@@ -44,7 +45,7 @@ class Stopped(NamedTuple):
     failed: bool
 
 
-class Session(Resources, Replicas, Operations, Closing):
+class Session(Resources, Replicas, Operations, Saving, Closing):
     """A session on a cluster's servers; without a target it is private and shares nothing.
 
     Any number of threads may use one session; a call that waits never holds up another thread's.

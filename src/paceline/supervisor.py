@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from paceline import checkpoints
-from paceline.checkpoints import CheckpointError
+from paceline.checkpoints import CheckpointError, checked_folder
 from paceline.connection import Connection
 from paceline.core.clock import checked_timeout, left
 from paceline.core.cluster_state import CHIEFS
@@ -28,10 +29,12 @@ from paceline.core.errors import (
 from paceline.core.names import parts, text
 from paceline.core.numbers import whole
 from paceline.counters import Counter
-from paceline.restoring import PROBE, Init, Restoring
+from paceline.restoring import PROBE, Restoring
 from paceline.session import FAILURE, Session
 
 _log = logging.getLogger("paceline")
+
+Init: TypeAlias = Callable[[Session], object] | Mapping[str, Any]
 
 SAY_AFTER = 3.0
 """Seconds after which it is said what a process waits for."""
@@ -95,8 +98,8 @@ class Supervisor:
         self._step: Counter | None = None
         self.restored: checkpoints.Checkpoint | None = None
         """What the chief found on entering."""
-        self._restoring = Restoring(session, init)
-        self._folder = _folder(checkpoint)
+        self._restoring = Restoring(session, _checked(init))
+        self._folder = None if checkpoint is None else checked_folder(checkpoint)
         self._every = checked_timeout(save_every, "save_every")
         self._keep = whole(keep, "keep")
         self._steps = None if steps is None else whole(steps, "steps")
@@ -327,16 +330,20 @@ class Supervisor:
             raise error
 
 
-def _folder(checkpoint: Any) -> str | None:
-    if checkpoint is None:
-        return None
-    found = os.fspath(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else None
-    if not isinstance(found, str) or not found or "\0" in found:
-        raise SchemaError(f"checkpoint: the path of a folder, or None, not {checkpoint!r:.80}")
-    return found
-
-
 def _is_chief(session: Session) -> bool:
     return session.task.partition(":")[0] in CHIEFS or not session.connection.address.startswith(
         ("unix:", "tcp:")
     )
+
+
+def _checked(init: Init | None) -> Init | None:
+    if init is None or isinstance(init, Mapping):
+        return init
+    try:
+        inspect.signature(init).bind(None)
+    except (TypeError, ValueError) as e:
+        raise SchemaError(
+            f"init: a dict of values by the names of their variables, or a function of the session,"
+            f" not {init!r:.80}: {e}"
+        ) from e
+    return init
