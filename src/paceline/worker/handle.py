@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from typing import Any
 
 from paceline.core import messages as m
 from paceline.core.account import Account, Times
-from paceline.core.errors import PacelineError, SchemaError, TimedOut
+from paceline.core.errors import PacelineError, SchemaError, TimedOut, WouldBlock
+from paceline.core.names import parts
+from paceline.core.tree import build, decoded, flatten
 from paceline.engines.base import Link
 from paceline.session import Session
 from paceline.worker.line import Setup, StopJob
@@ -66,6 +69,34 @@ class Worker:
         self._listen()
         stopped = self._hung_up or self._current in self._stopped
         return stopped or not self.session.lines.alive()
+
+    def keep(self, tree: Any) -> None:
+        """Keep a tree for whoever is this worker after a restart, or after `session.restore`.
+
+        Copied, in the place of what was kept before, whose structure it has. It is a variable of
+        this session's container, for this job and index, and for this collection; or for all calls.
+
+        Raises:
+            SchemaError: it may not travel, or has another structure; the message names the leaf.
+        """
+        self.session.variable(self._kept, tree, overwrite=True)
+
+    @property
+    def kept(self) -> Any:
+        """What a worker of this job and index kept last; `None` if none has. It owns its memory."""
+        try:
+            found = self.session.variable(self._kept, timeout=0.0).read()
+        except (TimedOut, WouldBlock):
+            return None
+        flat = flatten(found.tree)
+        plan = decoded(flat.layout)
+        arrays = (array.copy() for array in flat.arrays)
+        return build(plan.structure, iter(plan.leaves), iter(flat.values), arrays)
+
+    @property
+    def _kept(self) -> str:
+        work = parts(self._current).name if isinstance(self._current, str) else "calls"
+        return f"kept by {self.job}:{self.index} for {work}"
 
     def take_logged(self) -> dict[str, list[float]] | None:
         """What was noted since the last item."""
