@@ -1,6 +1,6 @@
 # make demo      train CartPole in an environment of its own (.venv)
 # make test      run the tests of the core and of torch
-# make test-all  run every test, those of the heavy frameworks (JAX, Keras, TensorFlow) too
+# make test-all  run every test, the slow and those of JAX, Keras and TensorFlow too
 # make questions run the programs that answer the questions of docs/between-graph.md
 # make docs      build the documentation into build/docs; a broken link is an error
 # make bench     measure, each figure beside its limit; ARGS="call small --quick" chooses
@@ -32,9 +32,10 @@ bench: $(VENV)/demo.stamp
 
 # A process per core, each with tests of its own; ARGS="-n 0" runs them one after the other.
 test: $(VENV)/test.stamp
-	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow" $(ARGS)
 
 test-heavy: $(VENV)/heavy.stamp
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow $(ARGS)
 	@$(BIN)/python -m pytest tests/heavy $(ARGS)
 
 test-all: test test-heavy

@@ -8,6 +8,7 @@ A comment above a block names the program that it is a part of, or whose output 
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -85,6 +86,8 @@ def run(program: str, name: str, folder: Path) -> str:
         text=True,
         timeout=LIMIT_SECONDS,
         cwd=folder,
+        # Other tests use the other cores.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -8,9 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # Each process imports a framework, which takes its time on a busy machine.
 LIMIT_SECONDS = 110.0
+# How many workers an example is run with.
+WORKERS = [
+    pytest.param(1, marks=pytest.mark.slow),
+    2,
+    pytest.param(4, marks=pytest.mark.slow),
+]
 
 
 def run(name: str, *args: object) -> str:

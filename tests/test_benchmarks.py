@@ -29,8 +29,8 @@ def run(*arguments: str, status: int = 0) -> str:
         ("rows", 4),
         ("items", 5),
         ("small", 1),
-        ("collect", 2),
-        ("start", 1),
+        pytest.param("collect", 2, marks=pytest.mark.slow),
+        pytest.param("start", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_benchmark_shows_each_figure_beside_its_limit(

@@ -64,6 +64,7 @@ def test_a_question_is_answered_by_what_was_seen(name: str) -> None:
     assert _numbered(said.partition("\n")[2].strip("\n")) == _numbered(_shown(name))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("name", ["q4", "q4_elegant"])

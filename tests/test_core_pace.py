@@ -188,6 +188,7 @@ class Ledger(RuleBasedStateMachine):
         if self.state.queue.size == self.state.running == 0:
             granted = self.state.admit("a", 1)
             assert granted == 1
+            self.known.add("a")
             self.admissions += 1
             self.running["a"] += 1
 

@@ -145,13 +145,15 @@ def test_the_table_of_the_pace_is_what_the_state_of_a_collection_says() -> None:
 
 
 @pytest.mark.skipif(find_spec("sphinx") is None, reason="needs the extra docs")
+@pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_the_docs_build_without_a_warning(tmp_path: Path) -> None:
     options = ["--quiet", "--fail-on-warning", "--keep-going"]
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", *options, DOCS, tmp_path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert (done.returncode, done.stderr) == (0, "")
     built = "".join(file.read_text() for file in tmp_path.rglob("*.html"))

@@ -440,6 +440,7 @@ def test_a_ctrl_c_during_a_close_still_leaves_nothing(recorder: Recorder) -> Non
     processes.close()
 
 
+@pytest.mark.slow
 def test_20_starts_and_stops_leave_nothing(recorder: Recorder) -> None:
     before = os.listdir("/dev/fd")
     for round_number in range(1, 21):

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import EXAMPLES, run, steps_taken
+from programs import EXAMPLES, WORKERS, run, steps_taken
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", ["cartpole_torch.py", "session_loop.py"])
 def test_an_example_runs_with_any_number_of_workers(name: str, workers: int) -> None:
     assert steps_taken(run(name, "--workers", workers, "--steps", 3000)) >= 3000
@@ -20,7 +20,7 @@ def test_the_session_loop_solves_its_task() -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_settings_changed_in_mid_run_reach_the_workers(workers: int) -> None:
     said = run("settings.py", "--workers", workers, "--goal", 60)
     lines = said.splitlines()
@@ -34,7 +34,7 @@ def test_settings_changed_in_mid_run_reach_the_workers(workers: int) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_policy_trained_in_lockstep_is_the_same_on_every_engine(workers: int) -> None:
     *lines, last = run("lockstep.py", "--workers", workers, "--batches", 4).splitlines()
     digests = {line.split()[1] for line in lines}
@@ -43,7 +43,7 @@ def test_a_policy_trained_in_lockstep_is_the_same_on_every_engine(workers: int) 
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(
     ("name", "options", "last"),
     [
@@ -67,6 +67,7 @@ def test_an_example_reaches_its_goal_with_any_number_of_workers(
     assert re.fullmatch(f"solved: {last}", said.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -87,7 +88,7 @@ def test_digits_are_learned_with_any_number_of_workers(workers: int, mode: str) 
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_factors_are_learned_by_rows_on_two_servers(workers: int) -> None:
     *lines, last = run("matrix_factorisation.py", "--workers", workers).splitlines()
     errors = [float(re.findall(r"error (\d\.\d+) on", line)[0]) for line in lines]
@@ -98,7 +99,7 @@ def test_factors_are_learned_by_rows_on_two_servers(workers: int) -> None:
     assert float(said[2]) == errors[-1] < 0.3 < errors[0] < float(said[1])
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_one_server_acts_for_many_workers_in_batches(workers: int) -> None:
     said = run("inference_server.py", workers)
     found = re.fullmatch(r"(\d+) observations of (\d) workers in batches of up to (\d)\n", said)
