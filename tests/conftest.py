@@ -169,10 +169,13 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Generator[None, None, Non
     deadline = time.monotonic() + GRACE_SECONDS
     # The traceback of a failed test keeps its locals alive: what they hold says nothing new.
     failed = request.node.stash.get(FAILED, False)
-    while (left := holdings().beyond(before)) and not failed and time.monotonic() < deadline:
+    while (
+        (left := (now := holdings()).beyond(before)) and not failed and time.monotonic() < deadline
+    ):
         gc.collect()
         time.sleep(POLL_SECONDS)
-    for pid in (_children() | _marked()) - before.processes.keys():
+    for pid in now.processes.keys() - before.processes.keys():
+        assert isinstance(pid, int)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if left and not failed:

@@ -48,6 +48,7 @@ INTERNAL = {
 each_page = pytest.mark.parametrize("name", PAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_of_the_docs_runs_and_prints_what_they_say(name: str, tmp_path: Path) -> None:
