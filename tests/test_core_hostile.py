@@ -16,6 +16,7 @@ from paceline.core import codec
 from paceline.core import messages as m
 from paceline.core import tree as trees
 from paceline.core.arithmetic import add_values
+from paceline.core.container_state import NUMBERS, ContainerState
 from paceline.core.errors import ProtocolError, SchemaError
 
 DEEP = b"\x91" * 200_000
@@ -137,6 +138,26 @@ def test_a_ledger_is_not_turned_around_by_a_minus(want: int, abandoned: int) -> 
     assert m.decode_request(m.encode(good)) == good
     with pytest.raises(ProtocolError, match=r"bytes are not a request: Expected `int` >= 0"):
         m.decode_request(m.encode(m.Offer("c", [], want, abandoned, None)))
+
+
+@pytest.mark.parametrize(("least", "most"), [(-1, 1), (0, -1), (-1, -1)])
+def test_nobody_takes_a_negative_number_of_items(least: int, most: int) -> None:
+    good = m.Dequeue("q", 0, 1, 0.0)
+    assert m.decode_request(m.encode(good)) == good
+    with pytest.raises(ProtocolError, match=r"bytes are not a request: Expected `int` >= 0"):
+        m.decode_request(m.encode(m.Dequeue("q", least, most, 0.0)))
+
+
+@pytest.mark.parametrize("number", [0, -1, NUMBERS, (1 << 64) - 1])
+def test_a_reset_of_a_number_that_no_key_can_have_is_refused(number: int) -> None:
+    state = ContainerState(epoch=1)
+    with pytest.raises(SchemaError, match=rf"^no reset has the number {number}; they are 1 to 9+$"):
+        state.reset(["c"], "", number)
+    assert state.generation("c") == 0
+    assert state.reset(["c"], "", NUMBERS - 1) == NUMBERS - 1
+    with pytest.raises(SchemaError, match=rf"^no reset has the number {NUMBERS};"):
+        state.reset(["c"], "")
+    assert state.generation("c") == NUMBERS - 1
 
 
 def test_what_is_no_frame_is_shown_from_where_it_begins() -> None:

@@ -17,6 +17,9 @@ from paceline.core.names import BETWEEN, checked_container, parts
 EPOCH_BITS = 20
 """Of a reset's number, what counts the resets in one epoch."""
 
+NUMBERS = 10**18
+"""Below it are the numbers of resets: keys have as many digits, and messages 64 bits."""
+
 CONTAINERS = 4096
 """How many may have been reset by name since all of them were."""
 
@@ -53,15 +56,20 @@ class ContainerState:
         """Take note of a reset, of all containers for `None`; its number, the next unless told.
 
         Raises:
-            SchemaError: one can be no container, or too many were reset by name.
+            SchemaError: one can be no container, too many were reset by name, or no reset can have
+                that number.
         """
+        if number is None:
+            number = self.latest + 1
+        if not 0 < number < NUMBERS:
+            raise SchemaError(f"no reset has the number {number}; they are 1 to {NUMBERS - 1}")
         known = None if containers is None else {checked_container(each) for each in containers}
         many = len(self._of.keys() | (known or ()))
         if many > CONTAINERS:
             raise SchemaError(
                 f"{many} containers were reset by name, {CONTAINERS} may be: reset all of them once"
             )
-        new = Reset(self.latest + 1 if number is None else number, by)
+        new = Reset(number, by)
         self.latest = max(self.latest, new.number)
         if known is None:
             self._all = max(self._all, new)

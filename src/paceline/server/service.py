@@ -297,8 +297,9 @@ class Service:
 
     def _say(self, peer: Peer, number: int, reply: m.Joined | m.Rejoined) -> None:
         """Answer before anything is counted."""
-        with suppress(Disconnected):
-            peer.channel.send(Frame(REPLY, number, m.encode(reply)))
+        if number != 0:
+            with suppress(Disconnected):
+                peer.channel.send(Frame(REPLY, number, m.encode(reply)))
 
     def _leave(self, peer: Peer, request: m.Leave, frame: Frame) -> None:
         assert peer.member is not None

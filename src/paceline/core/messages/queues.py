@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paceline.core.account import QUEUE
-from paceline.core.messages.replies import Done, Items, Request, RunHead, Text
+from paceline.core.messages.replies import Count, Done, Items, Request, RunHead, Text
 
 
 class DefineQueue(Request[Done], tag=20, frozen=True, gc=False):
@@ -49,8 +49,8 @@ class Dequeue(Request[Items], tag=23, frozen=True, gc=False):
     cause: ClassVar[str] = QUEUE
 
     name: str
-    least: int
-    most: int
+    least: Count
+    most: Count
     timeout: float | None
 
 

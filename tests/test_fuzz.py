@@ -1,0 +1,79 @@
+"""Requests of every type, from anybody, in any order: what comes of them is what may come of them.
+
+A failure prints its seed: `crowd.run(Random(seed), STEPS)` does the same again.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from crowd import run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from samples import KINDS, Maker
+
+from paceline.core import codec
+from paceline.core import messages as m
+from paceline.core.errors import ProtocolError
+
+STEPS = 150
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1 << 32))
+def test_peers_that_ask_for_anything_harm_no_desk_and_leave_nothing(seed: int) -> None:
+    run(Random(seed), STEPS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_request_of_each_type_arrives_as_it_was_sent(kind: type) -> None:
+    maker = Maker(Random(kind.__name__))
+    for _ in range(20):
+        sent, _ = maker.request(kind)
+        data = m.encode(sent)
+        found = m.decode_request(data)
+        assert type(found) is kind
+        assert m.encode(found) == data
+
+
+def harmed(data: bytes, random: Random) -> bytes:
+    """The same with some bytes changed, cut out, doubled, or put elsewhere."""
+    made = bytearray(data)
+    for _ in range(1 + random.randrange(4)):
+        at, size = random.randrange(len(made) + 1), random.randrange(8)
+        some = made[at : at + size]
+        match random.randrange(5):
+            case 0 if made:
+                made[at % len(made)] ^= 1 << random.randrange(8)
+            case 1:
+                del made[at:]
+            case 2:
+                made[at:at] = some
+            case 3:
+                del made[at : at + size]
+            case _:
+                made[at:at] = random.randbytes(size)
+    return bytes(made)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 1 << 32))
+def test_whatever_bytes_are_read_they_are_a_message_or_a_protocol_error(seed: int) -> None:
+    random = Random(seed)
+    sent, _ = Maker(random).request()
+    envelope = codec.Envelope([(0, 0, 8, 0)], [(1, 4096)], [1], [2])
+    prefix = codec.PREFIX.pack(codec.PROTOCOL, 0, 0, 10, 10, 10, 1, 2, 3)
+    readers = (
+        (m.decode_request, m.encode(sent)),
+        (m.decode_reply, m.encode(m.Value(1, b"", [1, "a", [None]]))),
+        (codec.parse_envelope, codec.encode_envelope(envelope)),
+        (lambda data: codec.parse_prefix(data[: codec.PREFIX.size].ljust(48)), prefix),
+    )
+    for read, data in readers:
+        for broken in (harmed(data, random), random.randbytes(random.randrange(64))):
+            try:
+                found = read(broken)
+            except ProtocolError:
+                continue
+            assert isinstance(found, m.Message | codec.Envelope | codec.Prefix)
