@@ -5,25 +5,43 @@ A failure prints its seed: `crowd.run(Random(seed), STEPS)` does the same again.
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
-from crowd import run
+from crowd import Crowd, Inbox, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import KINDS, Maker
 
 from paceline.core import codec
 from paceline.core import messages as m
+from paceline.core.codec import REQUEST
 from paceline.core.errors import ProtocolError
+from paceline.core.tree import flatten
+from paceline.server.lines import Peer
+from paceline.server.variable_desk import VariableDesk
+from paceline.transports.base import Frame
 
 STEPS = 150
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_peers_that_ask_for_anything_harm_no_desk_and_leave_nothing(seed: int) -> None:
     run(Random(seed), STEPS)
+
+
+@pytest.mark.parametrize("timeout", [-1.0, math.nan])
+def test_a_request_that_cannot_wait_as_it_says_makes_nothing(timeout: float) -> None:
+    crowd = Crowd(Random(0))
+    peer = Peer(Inbox(shares_memory=False))
+    crowd.service.feed(peer, Frame(REQUEST, 1, m.encode(m.Join("worker", 0, 1))))
+    head = m.Head(flatten(1).layout, [1])
+    define = m.Define("v", head, overwrite=True, timeout=timeout)
+    with pytest.raises(ProtocolError, match=rf"^a timeout of {timeout} seconds$"):
+        crowd.service.feed(peer, Frame(REQUEST, 2, m.encode(define)))
+    assert not crowd.service.desk(VariableDesk).states
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -143,6 +143,10 @@ class Service:
             request = m.decode_request(frame.header)
             if peer.member is None and type(request) not in FIRST:
                 raise ProtocolError(f"{type(request).__name__} came before Join")
+            timeout = getattr(request, "timeout", None)
+            if timeout is not None and not timeout >= 0:
+                # Before anything is done for it.
+                raise ProtocolError(f"a timeout of {timeout} seconds")
             if frame.error is not None:
                 raise frame.error
             self._handlers[type(request)](peer, request, frame)
@@ -209,12 +213,7 @@ class Service:
         `behind`: not before those who wait for `key` already, unless each is held back by a bound
         of its own. `in_vain` is called when the wait ends without an answer of `attempt`. `then` is
         given what `attempt` said, and answers.
-
-        Raises:
-            ProtocolError: `timeout` is negative or not a number.
         """
-        if timeout is not None and not timeout >= 0:
-            raise ProtocolError(f"a timeout of {timeout} seconds")
         number = frame.request
 
         def finish(result: Any) -> None:
