@@ -152,7 +152,7 @@ def other(change: Callable[[Any], Any]) -> Callable[[Path], None]:
         (lambda path: (path / "variable-0000.safetensors").unlink(), "No such file"),
         (lambda path: (path / "manifest.json").unlink(), "No such file"),
         (lambda path: os.truncate(path / "manifest.json", 40), "its manifest is malformed: "),
-        (other(lambda told: told.update(format=2)), "its format is 2, written by paceline "),
+        (other(lambda told: told.update(format=3)), "its format is 3, written by paceline "),
         (other(lambda told: told.pop("step")), "its manifest is malformed: .*`step`"),
         (other(lambda told: told["files"].clear()), "variable 'v' is in 'variable-0000"),
         (

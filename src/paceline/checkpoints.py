@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ import numpy as np
 from paceline._version import __version__
 from paceline.core import manifest as manifests
 from paceline.core.errors import PacelineError, SchemaError, TimedOut, Unsupported
-from paceline.core.manifest import FileEntry, Manifest, VariableEntry
+from paceline.core.manifest import CounterEntry, FileEntry, Manifest, VariableEntry
 from paceline.core.tree import Tree, build, decoded, flatten
 from paceline.core.versions import epoch_of
 
@@ -89,6 +90,7 @@ def save(
     step: int,
     variables: Mapping[str, Saved],
     *,
+    counters: Mapping[str, CounterEntry] = MappingProxyType({}),
     keep: int = 5,
     timeout: float = 60.0,
 ) -> Path:
@@ -106,7 +108,7 @@ def save(
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root, timeout):
-            return _saved(root, step, variables, keep)
+            return _saved(root, step, variables, counters, keep)
     except TimedOut:
         raise
     except OSError as e:
@@ -116,7 +118,13 @@ def save(
         ) from e
 
 
-def _saved(root: Path, step: int, variables: Mapping[str, Saved], keep: int) -> Path:
+def _saved(
+    root: Path,
+    step: int,
+    variables: Mapping[str, Saved],
+    counters: Mapping[str, CounterEntry],
+    keep: int,
+) -> Path:
     for leftover in (*root.glob(WRITING), *root.glob(f"{GOING}-*")):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
@@ -127,7 +135,7 @@ def _saved(root: Path, step: int, variables: Mapping[str, Saved], keep: int) -> 
     made = root / WRITING
     try:
         made.mkdir()
-        _write(made, step, variables)
+        _write(made, step, variables, counters)
         made.rename(path)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -180,7 +188,9 @@ def found(root: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in named if match)
 
 
-def _write(made: Path, step: int, variables: Mapping[str, Saved]) -> None:
+def _write(
+    made: Path, step: int, variables: Mapping[str, Saved], counters: Mapping[str, CounterEntry]
+) -> None:
     files: dict[str, FileEntry] = {}
     entries: dict[str, VariableEntry] = {}
     for place, (name, saved) in enumerate(variables.items()):
@@ -200,7 +210,8 @@ def _write(made: Path, step: int, variables: Mapping[str, Saved]) -> None:
             file,
             saved.spread,
         )
-    told = Manifest(manifests.FORMAT, __version__, step, time.time(), files, entries)
+    now = time.time()
+    told = Manifest(manifests.FORMAT, __version__, step, now, files, entries, dict(counters))
     _stored(made / MANIFEST, [msgspec.json.format(msgspec.json.encode(told))])
     _synced(made)
 

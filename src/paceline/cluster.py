@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Literal
 
+from paceline.checkpoints import Checkpoint, CheckpointError, checked_folder
 from paceline.collection import Collection
 from paceline.core.account import BUSY, STARTING
 from paceline.core.clock import checked_timeout
@@ -17,6 +20,7 @@ from paceline.core.errors import PacelineError, SchemaError
 from paceline.core.numbers import whole
 from paceline.core.schedule import ScheduleName
 from paceline.core.stats import Stats
+from paceline.keeping import Keeper
 from paceline.lines import account
 from paceline.plans import FIRST_VARIABLE, planned
 from paceline.progress import Mode
@@ -51,10 +55,24 @@ class Cluster(Closing):
         worker_devices: accelerators that workers see, as in `CUDA_VISIBLE_DEVICES`.
         transport: how processes reach the server: `unix`, with shared memory, or `tcp`, at
             127.0.0.1; where everything is in one process there is nothing to reach.
+        checkpoint: a folder, made if there is none, for one cluster at a time. What its newest good
+            checkpoint has is brought back before workers start: the variables and counters of the
+            default container. They are saved there as the cluster goes on, and when it ends without
+            an error or by Ctrl-C.
+        save_every: seconds from one checkpoint to the next; `None` saves at the end, and soon after
+            a variable was made.
+        keep: how many checkpoints stay.
         progress: `live`, `plain`, `quiet`, or `auto`: live on a terminal, plain lines elsewhere.
 
     Everything of the chief's session is here too: `variable`, `queue`, `counter`, `resources`, ...
+
+    Raises:
+        CheckpointError: there are checkpoints and none of them is good.
+        SchemaError, UnknownName: an argument is out of bounds, or there is no such thing.
     """
+
+    restored: Checkpoint | None = None
+    """The checkpoint that the cluster began with."""
 
     def __init__(
         self,
@@ -67,14 +85,19 @@ class Cluster(Closing):
         worker_threads: int = 1,
         worker_devices: str = "",
         transport: Literal["unix", "tcp"] = "unix",
+        checkpoint: str | os.PathLike[str] | None = None,
+        save_every: float | None = 600.0,
+        keep: int = 5,
         progress: Mode = "auto",
     ) -> None:
         jobs = _jobs(workers)
+        folder = None if checkpoint is None else checked_folder(checkpoint)
+        self._keeper = None if folder is None else Keeper(folder, save_every, keep)
         self.seed = secrets.randbits(63) if seed is None else seed
         spent = account(STARTING)
         self._names = itertools.count(1)
         self._collections: list[Collection[Any]] = []
-        self._closed = False
+        self._closed = self._failed = False
         self._progress = display(progress, ticks=engine != "serial")
         self._staff = Launched(
             jobs,
@@ -86,6 +109,7 @@ class Cluster(Closing):
             restarts=restarts,
             threads=worker_threads,
             devices=worker_devices,
+            keeper=self._keeper,
         )
         self.session = self._staff.session
         self._watch = Watch(self.stats)
@@ -94,6 +118,10 @@ class Cluster(Closing):
         self.variable, self.queue, self.accumulator = mine.variable, mine.queue, mine.accumulator
         self.counter, self.barrier, self.reader = mine.counter, mine.barrier, mine.reader
         self.container, self.reset = mine.container, mine.reset
+        self._step = 0
+        if self._keeper is not None:
+            self.restored, self._step = self._keeper.restored, self._keeper.step
+            self._keeper.start(self._steps, beside=engine != "serial")
 
     def __repr__(self) -> str:
         return f"<Cluster of {self._staff!r}>"
@@ -248,8 +276,28 @@ class Cluster(Closing):
         """
         return self._staff.stats()
 
+    def save(self) -> Path:
+        """Write a checkpoint now, while training goes on; its folder.
+
+        Its step is the number of batches that were handed over, those before it was resumed
+        included. Each variable is whole, at one version.
+
+        Raises:
+            CheckpointError: it cannot be written, or there is no folder; what was saved stays.
+            Closed, Disconnected: the cluster has ended.
+        """
+        if self._keeper is None:
+            raise CheckpointError("save: say in which folder: Cluster(..., checkpoint=)")
+        return self._keeper.save()
+
     def close(self) -> None:
-        """End every process and thread of the cluster, within seconds. Idempotent."""
+        """End every process and thread of the cluster, within seconds. Idempotent.
+
+        With a checkpoint's folder it is saved first, unless an error ended the `with` block.
+
+        Raises:
+            CheckpointError: the last checkpoint cannot be written; everything has ended.
+        """
         if self._closed:
             return
         self._closed = True
@@ -257,10 +305,13 @@ class Cluster(Closing):
             # What a forked process has is a copy; the cluster is its parent's.
             return
         try:
+            self._save_last()
             self._watch.close()
             self._progress.close()
             for collection in self._collections:
                 collection.close()
+        except CheckpointError:
+            raise
         except PacelineError as e:
             _log.warning("while closing: %s", e)
         finally:
@@ -268,13 +319,27 @@ class Cluster(Closing):
             self._collections = []
             self._staff.close()
 
+    def _failing(self, error: BaseException) -> None:
+        self._failed = not isinstance(error, KeyboardInterrupt | SystemExit)
+
+    def _save_last(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close(save=not self._failed)
+
+    def _steps(self) -> int:
+        """Batches handed over, those before it was resumed included."""
+        return self._step + sum(each.tally.batches for each in self._collections)
+
     def _hear(self, collection: Collection[Any]) -> None:
         """A collection was opened or closed, or has handed over a batch."""
         if collection not in self._collections and not collection.closed:
+            self._step += sum(c.tally.batches for c in self._collections if c.closed)
             self._collections = [*(c for c in self._collections if not c.closed), collection]
             if self._staff.concurrent:
                 self._watch.start()
         self._progress.update(collection)
+        if self._keeper is not None:
+            self._keeper.look()
 
 
 def _jobs(workers: int | dict[str, int]) -> dict[str, int]:

@@ -43,8 +43,9 @@ class Launched:
     There are `servers` of them, each in a process of its own; or, for 0, one in a thread of this.
     """
 
-    def __init__(self, name: str, carrier: str, servers: int) -> None:
+    def __init__(self, name: str, carrier: str, servers: int, least_epoch: int) -> None:
         self.engine = engine(name)
+        self._least_epoch = least_epoch
         self._secret = secrets.token_bytes(32)
         self._carrier = carrier
         # Names without files, where the kernel has such names: nothing to leave behind.
@@ -70,7 +71,7 @@ class Launched:
             for listener in listeners if self._processes else ():
                 listener.hand_over()
         if not self._processes:
-            self._servers = [_Thread(listeners[0], self._secret, on_end)]
+            self._servers = [_Thread(listeners[0], self._secret, on_end, self._least_epoch)]
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
         return Setup(self._targets[0], self._secret, job, index, seed, alone=True)
@@ -109,6 +110,7 @@ class Launched:
             linger=0.0,
             index=index,
             servers=tuple(self._targets),
+            least_epoch=self._least_epoch,
         )
 
 
@@ -157,9 +159,13 @@ class _Process(Listener):
 class _Thread:
     """A server in a thread of this process, which takes turns with whatever else runs in it."""
 
-    def __init__(self, listener: Any, secret: bytes, on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self, listener: Any, secret: bytes, on_end: Callable[[str], None], least_epoch: int
+    ) -> None:
         try:
-            self._server = Server([listener], secret, linger=0.0, on_note=_log.warning)
+            self._server = Server(
+                [listener], secret, linger=0.0, on_note=_log.warning, least_epoch=least_epoch
+            )
         except BaseException:
             listener.close()
             raise
@@ -190,9 +196,9 @@ class _Thread:
 class Local:
     """Where everything is in this process: whoever calls the server runs it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, least_epoch: int) -> None:
         self.engine = engine(name)
-        self._server = LocalServer(waits=self.engine.concurrent)
+        self._server = LocalServer(waits=self.engine.concurrent, least_epoch=least_epoch)
 
     def start(self, on_end: Callable[[str], None]) -> None:
         """There is nothing to start."""
@@ -213,17 +219,20 @@ class Local:
         self.engine.close(GRACE)
 
 
-def hosting(name: str, carrier: str, servers: int) -> Launched | Local:
+def hosting(name: str, carrier: str, servers: int, least_epoch: int = 0) -> Launched | Local:
     """Where a cluster with that engine lives; its processes reach their servers over `carrier`.
 
-    Where everything is in one process, one server stands for all.
+    Where everything is in one process, one server stands for all. Versions begin with an epoch of
+    `least_epoch` or more.
 
     Raises:
         UnknownName: there is no such engine, or no such way to reach a server.
     """
     if carrier not in CARRIERS:
         raise UnknownName(f"no transport {carrier!r} for a cluster; there are {list(CARRIERS)}")
-    return Local(name) if name in ("serial", "threads") else Launched(name, carrier, servers)
+    if name in ("serial", "threads"):
+        return Local(name, least_epoch)
+    return Launched(name, carrier, servers, least_epoch)
 
 
 def preflight(workers: int, threads: int, cores: int, descriptors: int) -> list[str]:

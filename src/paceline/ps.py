@@ -30,6 +30,7 @@ class Serve:
     linger: float = LINGER
     index: int = 0
     servers: tuple[str, ...] = ()
+    least_epoch: int = 0
 
 
 def run(link: Link) -> None:
@@ -38,7 +39,10 @@ def run(link: Link) -> None:
     assert isinstance(setup, Serve)
     inherited = socket.socket(fileno=setup.descriptor)
     listener = transport(setup.transport).listen(setup.place, inherited)
-    server = Server([listener], setup.secret, linger=setup.linger, on_note=_log.warning)
+    server = Server(
+        [listener], setup.secret, linger=setup.linger, on_note=_log.warning,
+        least_epoch=setup.least_epoch,
+    )  # fmt: skip
 
     if len(setup.servers) > 1:
         spec = Spec({"ps": list(setup.servers)})

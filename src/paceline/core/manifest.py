@@ -12,7 +12,8 @@ import numpy as np
 from paceline.core.errors import SchemaError
 from paceline.core.tree import decoded, encoded, paths
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +49,13 @@ class VariableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
 
+class CounterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A counter: where it started, and what it was at."""
+
+    start: int
+    value: int
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint: `time` is of the clock, in seconds since 1970; `files` are all there are.
 
@@ -60,6 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: float
     files: dict[str, FileEntry]
     variables: dict[str, VariableEntry]
+    counters: dict[str, CounterEntry] = {}
 
 
 class _Numbered(msgspec.Struct, frozen=True):
@@ -75,10 +84,10 @@ def parse(text: bytes) -> Manifest:
     """
     try:
         head = msgspec.json.decode(text, type=_Numbered)
-        if head.format != FORMAT:
+        if head.format not in READABLE:
             raise SchemaError(
                 f"its format is {head.format}, written by paceline {head.paceline}; this paceline"
-                f" reads format {FORMAT}"
+                f" reads formats up to {FORMAT}"
             )
         found = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, RecursionError) as e:

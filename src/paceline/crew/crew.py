@@ -42,6 +42,7 @@ class Crew(Listener, Care):
         restarts: int,
         threads: int,
         devices: str,
+        launch: int = 0,
     ) -> None:
         self.seats = [
             Seat(job, index, Budget(restarts))
@@ -53,6 +54,7 @@ class Crew(Listener, Care):
         self._engine = engine
         self._setup = setup
         self._seed = seed
+        self._launch = launch
         self._threads = threads
         self._devices = devices
         self._by_task: dict[Task, Seat] = {}
@@ -255,7 +257,9 @@ class Crew(Listener, Care):
 
     def _seed_of(self, seat: Seat) -> int:
         job = int.from_bytes(seat.job.encode(), "little")
-        words = np.random.SeedSequence([self._seed, job, seat.index, seat.starts])
+        # What is resumed makes no item a second time.
+        again = [self._launch] if self._launch else []
+        words = np.random.SeedSequence([self._seed, job, seat.index, seat.starts, *again])
         return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def _handle(self, now: float, task: Task, event: object) -> None:

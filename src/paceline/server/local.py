@@ -29,11 +29,11 @@ class LocalServer:
     `waits=False` is for everything in one thread: a wait that nothing can end raises `WouldBlock`.
     """
 
-    def __init__(self, *, waits: bool = True) -> None:
+    def __init__(self, *, waits: bool = True, least_epoch: int = 0) -> None:
         self._waits = waits
         self._lock = threading.RLock()
         self._arena = transport("memory").arena()
-        self.service = Service(self._arena, new_epoch(), DESKS)
+        self.service = Service(self._arena, new_epoch(least_epoch), DESKS)
         self._ends: set[MemoryChannel] = set()
         self._jobs: deque[tuple[Work, Callable[[], None]]] = deque()
         operations: OperationDesk = self.service.desk(OperationDesk)

@@ -62,7 +62,8 @@ class Server:
 
     A listener has `fileno`, `local`, `accept(secret, arena)` and `close`. `on_note` hears what an
     operator would want to know, such as a peer that was cut off. A session whose connection breaks,
-    where that need not be its end, is kept for `linger` seconds.
+    where that need not be its end, is kept for `linger` seconds. Its epoch is no less than
+    `least_epoch`.
 
     Raises:
         Refused: other hosts could reach a listener, and there is no secret.
@@ -76,6 +77,7 @@ class Server:
         shares: str = "unix",
         linger: float = LINGER,
         on_note: Callable[[str], None] = lambda note: None,
+        least_epoch: int = 0,
     ) -> None:
         for listener in listeners:
             if not secret and not listener.local:
@@ -95,7 +97,7 @@ class Server:
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self.service = Service(
-            self._arena, new_epoch(), DESKS,
+            self._arena, new_epoch(least_epoch), DESKS,
             run_long=self._run_long, linger=linger, moved=self._moved,
         )  # fmt: skip
         operations: OperationDesk = self.service.desk(OperationDesk)
@@ -352,6 +354,6 @@ def sooner(limit: float | None, other: float) -> float:
     return other if limit is None else min(limit, other)
 
 
-def new_epoch() -> int:
-    """An epoch above all those before it on this machine's clock: its seconds."""
-    return int(time.time())
+def new_epoch(least: int = 0) -> int:
+    """An epoch above all those before it on this machine's clock: its seconds, or `least`."""
+    return max(int(time.time()), least)

@@ -28,6 +28,7 @@ from paceline.core.stats import (
 from paceline.crew.calls import Asked, packed
 from paceline.crew.crew import Crew
 from paceline.hosting import hosting
+from paceline.keeping import Keeper
 from paceline.plans import Plan
 from paceline.staff.base import Calls, OnChange, Staff
 from paceline.worker.line import Collect
@@ -66,9 +67,11 @@ class Launched(Staff):
         restarts: int,
         threads: int,
         devices: str,
+        keeper: Keeper | None = None,
     ) -> None:
         self._account = account
-        self._hosting = hosting(engine, transport, servers)
+        least_epoch = 0 if keeper is None else keeper.least_epoch
+        self._hosting = hosting(engine, transport, servers, least_epoch)
         self.concurrent = self._hosting.engine.concurrent
         self._crew = Crew(
             self._hosting.engine,
@@ -78,12 +81,18 @@ class Launched(Staff):
             restarts=restarts,
             threads=threads,
             devices=devices,
+            launch=0 if keeper is None else keeper.launch,
         )
         try:
             self._hosting.start(_weakly(self._server_ended))
-            self._crew.begin()
+            if keeper is None:
+                self._crew.begin()
             self.session = self._hosting.chief()
             self.session.lines.conduct.account = account
+            if keeper is not None:
+                # No worker sees what was not restored yet.
+                keeper.restore(self.session)
+                self._crew.begin()
         except BaseException:
             self.close()
             raise

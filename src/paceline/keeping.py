@@ -1,0 +1,183 @@
+"""A launched cluster's checkpoints: what it begins with, and what it saves as it goes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline import checkpoints
+from paceline.checkpoints import Checkpoint, CheckpointError
+from paceline.core.clock import checked_timeout
+from paceline.core.errors import Closed, PacelineError
+from paceline.core.manifest import CounterEntry
+from paceline.core.numbers import whole
+from paceline.restoring import Restoring
+from paceline.session import Session
+
+_log = logging.getLogger("paceline")
+
+TICK = 1.0
+"""Seconds between two looks at whether there is something to save."""
+
+LAUNCHES = "launches"
+"""The file that counts the launches: a run that is resumed has other seeds than before."""
+
+
+class Keeper:
+    """Saves what a cluster shares into a folder, and brings it back.
+
+    What is saved are the variables and counters of the default container. It is saved every `every`
+    seconds, within `TICK` once there is another variable than in the last checkpoint, and when
+    `save` is called. `launch` is how often a cluster was launched with this folder before.
+
+    Raises:
+        SchemaError: that is no folder, or a number is out of bounds.
+        CheckpointError: there are checkpoints and none of them is good.
+    """
+
+    def __init__(self, folder: str, every: float | None, keep: int) -> None:
+        self._every = checked_timeout(every, "save_every")
+        self._keep = whole(keep, "keep")
+        self.folder = Path(folder).absolute()
+        self.restored: Checkpoint | None = checkpoints.latest(self.folder)
+        self.launch = _launched(self.folder)
+        self._steps: Callable[[], int] = lambda: 0
+        self._restoring: Restoring | None = None
+        self._session: Session | None = None
+        self._saving = threading.Lock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._saved: set[str] = set()
+        self._at = time.monotonic()
+
+    @property
+    def least_epoch(self) -> int:
+        """An epoch above all those in the checkpoint that this begins with."""
+        entries = [] if self.restored is None else self.restored.manifest.variables.values()
+        return max((entry.epoch for entry in entries), default=-1) + 1
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint that this begins with."""
+        return 0 if self.restored is None else self.restored.manifest.step
+
+    def restore(self, session: Session) -> None:
+        """Make what the newest checkpoint has, on servers that have nothing yet.
+
+        Raises:
+            CheckpointError: it is not what it was when it was found.
+        """
+        self._session, self._restoring = session, Restoring(session)
+        found = self.restored
+        if found is None:
+            return
+        self._restoring.restore(found)
+        for name, entry in found.manifest.counters.items():
+            made = session.counter(name, entry.start)
+            made.add(entry.value - entry.start)
+        self._saved = set(found.manifest.variables)
+        _log.info("resumed from step %d, %s", self.step, found.path)
+
+    def start(self, steps: Callable[[], int], *, beside: bool) -> None:
+        """Save from now on, at the step that `steps` says: in a thread, or where `look` is called.
+
+        Neither keeps what `steps` belongs to after `close`.
+        """
+        self._steps = steps
+        if beside:
+            self._thread = threading.Thread(target=self._tend, name="paceline-saver", daemon=True)
+            self._thread.start()
+
+    def look(self) -> None:
+        """Save if it is time, unless a thread sees to that."""
+        if self._thread is None and not self._over.is_set():
+            self._save_if_due()
+
+    def save(self) -> Path:
+        """Write a checkpoint now; its folder.
+
+        Raises:
+            CheckpointError: it cannot be written; what was saved stays.
+            Closed, Disconnected: the cluster has ended.
+        """
+        assert self._session is not None
+        assert self._restoring is not None
+        with self._saving:
+            began, step = time.monotonic(), self._steps()
+            variables = self._restoring.saved()
+            counters = _counters(self._session)
+            path = checkpoints.save(
+                self.folder, step, variables, counters=counters, keep=self._keep
+            )
+            self._saved, self._at = set(variables), began
+        return path
+
+    def close(self, *, save: bool) -> None:
+        """Save no more, but now if told; raises as `save`. Idempotent."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        try:
+            if self._thread is not None:
+                self._thread.join()
+            if save and self._session is not None:
+                self.save()
+        finally:
+            # It is a part of what it saves, which would be kept by that.
+            self._steps = _ended
+
+    def _tend(self) -> None:
+        while not self._over.wait(TICK if self._every is None else min(TICK, self._every)):
+            try:
+                self._save_if_due()
+            except CheckpointError as e:
+                # The one before is still there, and the disk may have room again.
+                _log.error("%s", e)
+                self._at = time.monotonic()
+            except PacelineError as e:
+                # Whoever trains hears of a lost server.
+                _log.debug("no checkpoint: %s", e)
+
+    def _save_if_due(self) -> None:
+        assert self._session is not None
+        late = self._every is not None and time.monotonic() - self._at >= self._every
+        if late or not self._saved.issuperset(_names(self._session, "variable")):
+            self.save()
+
+
+def _names(session: Session, kind: str) -> list[str]:
+    """What there is of that kind in the default container."""
+    shared = session.resources()["shared"]
+    return [each["name"] for each in shared if each["kind"] == kind and not each["container"]]
+
+
+def _counters(session: Session) -> dict[str, CounterEntry]:
+    there: dict[str, Any] = session.resources().get("counters", {})
+    return {
+        name: CounterEntry(there[name]["start"], there[name]["value"])
+        for name in _names(session, "counter")
+        if name in there
+    }
+
+
+def _launched(folder: Path) -> int:
+    """How often a cluster was launched with that folder before; now it is once more."""
+    file = folder / LAUNCHES
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        count = int(file.read_text()) if file.exists() else 0
+        new = folder / f".{LAUNCHES}-{os.getpid()}"
+        new.write_text(f"{count + 1}\n")
+        new.rename(file)
+    except (OSError, ValueError) as e:
+        raise CheckpointError(f"{file} cannot be counted up: {e}") from e
+    return count
+
+
+def _ended() -> int:
+    raise Closed("the cluster is closed")
