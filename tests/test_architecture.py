@@ -57,6 +57,12 @@ OWN_PLACES: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
 }
 
+# What makes objects of bytes. It is for lines to processes that were started here, and never for
+# what came over a network: what reads from there may not even have it imported.
+REVIVING = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}
+MAY_REVIVE = ("functions.py", "engines/")
+FROM_THE_NETWORK = ("core", "transports", "server", "connection", "packing", "lines", "session")
+
 CORE_MAY_IMPORT = {"numpy", "msgspec", "paceline"}
 CORE_MAY_TRY = {("core/bfloat16.py", "ml_dtypes")}
 OUTSIDE_CORE = """
@@ -229,6 +235,48 @@ def test_heavy_third_parties_are_named_only_in_their_own_files(file: Path) -> No
         if found.top in OWN_PLACES and not short(file).startswith(OWN_PLACES[found.top])
     ]
     assert not wrong
+
+
+def reviving(source: str) -> list[str]:
+    """How a file could make objects of bytes."""
+    calls = [
+        f"line {node.lineno}: {ast.unparse(node.func)}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"})
+            or any(word.arg == "allow_pickle" for word in node.keywords)
+        )
+    ]
+    return calls + [
+        f"line {found.line}: imports {found.name}"
+        for found in imports(source)
+        if found.top in REVIVING
+    ]
+
+
+@each_file
+def test_pickles_are_named_only_where_functions_travel(file: Path) -> None:
+    if not short(file).startswith(MAY_REVIVE):
+        assert reviving(file.read_text()) == []
+
+
+def test_nothing_that_reads_from_a_network_can_unpickle() -> None:
+    after = {
+        module: {found.name for found in imports(file.read_text()) if found.name in MODULES}
+        for module, file in MODULES.items()
+    }
+    seen = {module for module in MODULES if room(module) in FROM_THE_NETWORK}
+    new = seen
+    while new := {name for module in new for name in after[module]} - seen:
+        seen |= new
+    wrong = [name for name in seen if short(MODULES[name]).startswith(MAY_REVIVE)]
+    assert wrong == []
+
+
+def test_what_revives_objects_is_seen() -> None:
+    source = "import cloudpickle\nfrom pickle import loads\neval('1')\nload(f, allow_pickle=True)\n"
+    assert len(reviving(source)) == 4
 
 
 @each_file
