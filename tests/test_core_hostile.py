@@ -70,7 +70,7 @@ def test_a_layout_nested_without_end_is_refused() -> None:
     nested: Any = None
     for _ in range(trees.MAX_DEPTH + 2):
         nested = ["l", [nested]]
-    with pytest.raises(SchemaError, match=r"are not a layout: it is nested too deep$"):
+    with pytest.raises(SchemaError, match=r"are not a layout: it is nested over 64 deep$"):
         trees.decoded(encode((nested, [("int", None)])))
 
 
@@ -82,6 +82,19 @@ def test_the_deepest_tree_that_may_travel_arrives_and_one_deeper_does_not_leave(
     assert trees.unflatten(flat.layout, flat.values, None) == tree
     with pytest.raises(SchemaError, match=r"^\$\[0\]\[0\]\[0\]\.\.\. is nested over 64 deep"):
         trees.flatten([tree])
+
+
+def test_a_tree_may_have_as_many_leaves_as_allowed_and_not_one_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    more = trees.flatten([1] * 5).layout
+    monkeypatch.setattr(trees, "MAX_LEAVES", 4)
+    trees.decoded.cache_clear()
+    assert trees.unflatten(trees.flatten([1] * 4).layout, [1] * 4, None) == [1] * 4
+    with pytest.raises(SchemaError, match=r"^a tree has at most 4 leaves, this one 5$"):
+        trees.flatten([1] * 5)
+    with pytest.raises(SchemaError, match=r"layout: it has 5 leaves, at most 4 are allowed$"):
+        trees.decoded(more)
 
 
 PARTS: Any = st.recursive(

@@ -28,9 +28,11 @@ def ends() -> tuple[socket.socket, socket.socket]:
 
 
 @contextmanager
-def serve(*listeners: Any, secret: bytes = SECRET, linger: float = LINGER) -> Iterator[Server]:
+def serve(
+    *listeners: Any, secret: bytes = SECRET, linger: float = LINGER, **options: Any
+) -> Iterator[Server]:
     """A server at these listeners, in a thread of its own."""
-    server = Server(listeners, secret, linger=linger)
+    server = Server(listeners, secret, linger=linger, **options)
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:

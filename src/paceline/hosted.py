@@ -14,6 +14,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.cluster_state import ClusterState, Phase
 from paceline.core.errors import Closed, Refused, SchemaError, TimedOut
+from paceline.core.numbers import whole
 from paceline.core.spec import Spec, Task
 from paceline.operations import Offer
 from paceline.server import loop
@@ -45,6 +46,7 @@ class Server(Closing):
         secret_file: a file of mode 0600 that has it. Without both it is in the file that
             PACELINE_SECRET_FILE names or, where only this host can reach the cluster's servers, in
             the user's own, ~/.paceline/secret, which is made if there is none.
+        max_connections: how many connections it has at once; new sessions are refused then.
         on_news: hears, a line each, who comes and goes; by default the log does.
 
     Raises:
@@ -61,10 +63,12 @@ class Server(Closing):
         servers: Sequence[str] | None = None,
         secret: bytes | None = None,
         secret_file: str | os.PathLike[str] | None = None,
+        max_connections: int = loop.MAX_CONNECTIONS,
         on_news: Callable[[str], None] = _log.info,
     ) -> None:
         self.cluster = ClusterSpec(cluster)
         self.task = _task(self.cluster, job_name, task_index)
+        most = whole(max_connections, "max_connections", 1)
         address = Address.parse(self.cluster.target(*self.task))
         tasks = _serving(self.cluster, self.task, servers)
         targets = [self.cluster.target(*task) for task in tasks]
@@ -83,7 +87,9 @@ class Server(Closing):
         self._closed = False
         self._error: BaseException | None = None
         try:
-            self._server = loop.Server([listener], known, on_note=_log.warning)
+            self._server = loop.Server(
+                [listener], known, max_connections=most, on_note=_log.warning
+            )
         except BaseException:
             listener.close()
             raise

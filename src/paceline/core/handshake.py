@@ -1,7 +1,9 @@
 """Mutual proof of a shared secret, which itself never travels.
 
 The server sends a challenge; the client answers it and sends its own; the server answers that. Both
-proofs are HMAC-SHA256 over both challenges, so neither can be replayed on another connection.
+proofs are HMAC-SHA256 over both challenges, so neither can be replayed on another connection, and
+over who proves it, so that none can be sent back. Where the connection is encrypted they are over
+the server's certificate too (`binding`), so that nobody in between can pass them on.
 """
 
 import hashlib
@@ -21,9 +23,10 @@ ACCEPTED, WRONG_SECRET = 0, 1
 class ServerSide:
     """The server's half of one handshake; `nonce` is `NONCE` random bytes, used once."""
 
-    def __init__(self, secret: bytes, nonce: bytes) -> None:
+    def __init__(self, secret: bytes, nonce: bytes, binding: bytes = b"") -> None:
         self._secret = secret
         self._nonce = nonce
+        self._binding = binding
 
     def challenge(self) -> bytes:
         """What is sent first."""
@@ -37,17 +40,19 @@ class ServerSide:
         """
         _check_magic(answer, "client")
         nonce, proof = answer[len(MAGIC) : -32], answer[-32:]
-        if not hmac.compare_digest(proof, _proof(self._secret, b"client", self._nonce, nonce)):
+        both = (self._nonce, nonce, self._binding)
+        if not hmac.compare_digest(proof, _proof(self._secret, b"client", *both)):
             return False, bytes([WRONG_SECRET]) + bytes(32)
-        return True, bytes([ACCEPTED]) + _proof(self._secret, b"server", self._nonce, nonce)
+        return True, bytes([ACCEPTED]) + _proof(self._secret, b"server", *both)
 
 
 class ClientSide:
     """The client's half of one handshake; `nonce` is `NONCE` random bytes, used once."""
 
-    def __init__(self, secret: bytes, nonce: bytes) -> None:
+    def __init__(self, secret: bytes, nonce: bytes, binding: bytes = b"") -> None:
         self._secret = secret
         self._nonce = nonce
+        self._binding = binding
         self._theirs = b""
 
     def answer(self, challenge: bytes) -> bytes:
@@ -58,7 +63,8 @@ class ClientSide:
         """
         _check_magic(challenge, "server")
         self._theirs = challenge[len(MAGIC) :]
-        return MAGIC + self._nonce + _proof(self._secret, b"client", self._theirs, self._nonce)
+        both = (self._theirs, self._nonce, self._binding)
+        return MAGIC + self._nonce + _proof(self._secret, b"client", *both)
 
     def check(self, verdict: bytes) -> None:
         """Check that the server accepted, and that it knows the secret too.
@@ -68,13 +74,13 @@ class ClientSide:
         """
         if verdict[0] == WRONG_SECRET:
             raise Refused("the server refused this session: its secret is another one")
-        wanted = _proof(self._secret, b"server", self._theirs, self._nonce)
+        wanted = _proof(self._secret, b"server", self._theirs, self._nonce, self._binding)
         if not hmac.compare_digest(verdict[1:], wanted):
             raise Refused("the server did not prove that it knows the cluster's secret")
 
 
-def _proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    return hmac.new(secret, role + server_nonce + client_nonce, hashlib.sha256).digest()
+def _proof(secret: bytes, role: bytes, server: bytes, client: bytes, binding: bytes) -> bytes:
+    return hmac.new(secret, role + server + client + binding, hashlib.sha256).digest()
 
 
 def _check_magic(data: bytes, who: str) -> None:

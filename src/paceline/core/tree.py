@@ -28,6 +28,7 @@ Convert: TypeAlias = Callable[[Any, str], Tree]
 ALIGNMENT = 64
 MAX_DEPTH = 64
 MAX_DIMS = 64
+MAX_LEAVES = 1 << 20
 ALLOWED = "None, bool, int, float, str, bytes, arrays, and dict, list, tuple of them"
 
 _KIND = re.compile(r"[<>|][biufcSUmM]\d+(\[\w+\])?")
@@ -102,6 +103,8 @@ def flatten(tree: Tree, convert: Convert | None = None) -> Flat:
     values: list[Any] = []
     arrays: list[Array] = []
     structure = _take(tree, (), leaves, values, arrays, convert)
+    if len(leaves) > MAX_LEAVES:
+        raise SchemaError(f"a tree has at most {MAX_LEAVES} leaves, this one {len(leaves)}")
     nbytes = 0
     for array in arrays:
         nbytes += aligned(array.nbytes)
@@ -147,6 +150,8 @@ def decoded(layout: bytes) -> Layout:
     """
     try:
         structure, raw = _decode(layout)
+        if len(raw) > MAX_LEAVES:
+            raise ValueError(f"it has {len(raw)} leaves, at most {MAX_LEAVES} are allowed")
         leaves = tuple(Leaf(kind, None if shape is None else tuple(shape)) for kind, shape in raw)
         if _count(structure, 0) != len(leaves):
             raise ValueError("its structure and its leaves do not agree")
@@ -322,7 +327,7 @@ def _count(structure: Any, depth: int) -> int:
     if structure is None:
         return 1
     if depth > MAX_DEPTH:
-        raise ValueError("it is nested too deep")
+        raise ValueError(f"it is nested over {MAX_DEPTH} deep")
     if type(structure) is not list or [type(part) for part in structure[1:]] != (
         [list, list] if structure[:1] == ["d"] else [list]
     ):

@@ -25,12 +25,13 @@ class Peer:
         lingers: whether it has no connection now, and is waited for.
         left: whether it said that it ends.
         times, heard: its account, as it told it, and when.
+        unwanted: why it may not join, as there are too many.
         making, items, version: what it has handed in items for, how many, the newest one's stamp.
     """
 
     __slots__ = (
         "board_sent", "channel", "heard", "items", "left", "lingers", "making", "member", "times",
-        "token", "version", "window",
+        "token", "unwanted", "version", "window",
     )  # fmt: skip
 
     def __init__(self, channel: Channel) -> None:
@@ -41,6 +42,7 @@ class Peer:
         self.window: Window[Frame] | None = None
         self.lingers = False
         self.left = False
+        self.unwanted = ""
         self.times: Times | None = None
         self.heard = 0.0
         self.making: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -26,12 +27,13 @@ from paceline.server.queue_desk import QueueDesk
 from paceline.server.reader_desk import ReaderDesk
 from paceline.server.rows_desk import RowsDesk
 from paceline.server.service import Finish, Service, Work
+from paceline.server.strangers import Strangers
 from paceline.server.tag_desk import TagDesk
 from paceline.server.together_desk import TogetherDesk
 from paceline.server.variable_desk import VariableDesk
 from paceline.server.work_desk import BarrierDesk, CounterDesk
 from paceline.transports.base import UNREAD_LIMIT, transport
-from paceline.transports.greeting import LIMIT, Greeting
+from paceline.transports.greeting import Greeting
 
 R = TypeVar("R")
 
@@ -40,8 +42,13 @@ DESKS = (
     ReaderDesk, ClusterDesk, AccumulatorDesk, OperationDesk, HomeDesk, PartDesk,
     TogetherDesk,
 )  # fmt: skip
-STRANGERS = 256
 RELEASES = 16
+MAX_CONNECTIONS = 4096
+"""Connections that a server has at once, unless told otherwise."""
+
+UNNAMED = 64
+"""Connections beyond these whose first request is answered, with the reason."""
+
 LINGER = 5.0
 """Seconds that a session over TCP may be without a connection before it counts as lost.
 
@@ -62,8 +69,9 @@ class Server:
 
     A listener has `fileno`, `local`, `accept(secret, arena)` and `close`. `on_note` hears what an
     operator would want to know, such as a peer that was cut off. A session whose connection breaks,
-    where that need not be its end, is kept for `linger` seconds. Its epoch is no less than
-    `least_epoch`.
+    where that need not be its end, is kept for `linger` seconds. When there are
+    `max_connections` that have proved the secret, new sessions are refused. Its epoch is no less
+    than `least_epoch`.
 
     Raises:
         Refused: other hosts could reach a listener, and there is no secret.
@@ -76,6 +84,7 @@ class Server:
         *,
         shares: str = "unix",
         linger: float = LINGER,
+        max_connections: int = MAX_CONNECTIONS,
         on_note: Callable[[str], None] = lambda note: None,
         least_epoch: int = 0,
     ) -> None:
@@ -104,7 +113,8 @@ class Server:
         operations.start = self._start
         self._poller = Poller()
         self._peers: dict[Any, Peer] = {}
-        self._greetings: dict[Greeting, float] = {}
+        self._most = max_connections
+        self._strangers = Strangers(self._drop_greeting, on_note)
         self._lingering: dict[Peer, float] = {}
         self._deaf: dict[Any, float] = {}
         self._backlog: set[Any] = set()
@@ -143,8 +153,8 @@ class Server:
         account = service.account = Account(BUSY)
         while not service.stopping:
             limit = service.tick()
-            if self._greetings:
-                limit = sooner(limit, self._expire_greetings())
+            if self._strangers:
+                limit = sooner(limit, self._strangers.expire())
             if self._lingering:
                 limit = sooner(limit, self._expire_lingering())
             if self._deaf:
@@ -171,10 +181,8 @@ class Server:
         for channel, peer in list(self._peers.items()):
             peer.dismiss(why)
             channel.close()
-        for greeting in list(self._greetings):
-            greeting.close()
+        self._strangers.close()
         self._peers.clear()
-        self._greetings.clear()
         for lane in self._lanes.close(GRACE):
             self._note(f"an operation of {lane or 'all'} goes on after the end of its server")
         self._pool.shutdown(cancel_futures=True)
@@ -190,6 +198,10 @@ class Server:
         try:
             greeting = listener.accept(self._secret, self._arena)
         except OSError as e:
+            if self._strangers and e.errno in (errno.EMFILE, errno.ENFILE):
+                # Who has proved nothing makes room.
+                self._strangers.drop_one()
+                return
             # Whoever knocks stays ready, and would keep the loop busy in vain.
             self._note(f"cannot accept connections, will try again in {PAUSE} s: {e.strerror}")
             self._poller.forget(listener.fileno())
@@ -197,33 +209,31 @@ class Server:
             return
         if greeting is None:
             return
-        if len(self._greetings) == STRANGERS:
-            self._drop_greeting(next(iter(self._greetings)))
-        self._greetings[greeting] = time.monotonic() + LIMIT
+        self._strangers.add(greeting)
         self._poller.watch(greeting.fileno(), lambda events: self._greet(greeting))
 
     def _greet(self, greeting: Greeting) -> None:
         try:
             channel: Any = greeting.advance()
         except (ProtocolError, OSError) as e:
-            self._note(f"refused a connection: {e}")
-            self._drop_greeting(greeting)
+            self._strangers.refused(greeting, e)
             return
         if channel is None:
             return
-        del self._greetings[greeting]
+        self._strangers.remove(greeting)
         fileno = channel.fileno()
         self._poller.forget(fileno)
         channel.on_backlog = self._backlog.add
-        peer = self._peers[channel] = Peer(channel)
+        peer = Peer(channel)
+        beyond = len(self._peers) - self._most
+        if beyond >= 0:
+            peer.unwanted = f"it has {self._most} connections, max_connections={self._most}"
+            if beyond >= UNNAMED:
+                self._note(f"dropped a connection: {peer.unwanted}, and {beyond} that were refused")
+                channel.close()
+                return
+        self._peers[channel] = peer
         self._poller.watch(fileno, lambda events: self._ready(channel, fileno, peer, events))
-
-    def _expire_greetings(self) -> float:
-        now = time.monotonic()
-        for greeting, deadline in list(self._greetings.items()):
-            if deadline <= now:
-                self._drop_greeting(greeting)
-        return min(self._greetings.values(), default=now + LIMIT) - now
 
     def _expire_lingering(self) -> float:
         now = time.monotonic()
@@ -243,7 +253,6 @@ class Server:
         return min(self._deaf.values(), default=now + PAUSE) - now
 
     def _drop_greeting(self, greeting: Greeting) -> None:
-        del self._greetings[greeting]
         self._poller.forget(greeting.fileno())
         greeting.close()
 

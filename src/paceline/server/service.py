@@ -255,6 +255,8 @@ class Service:
             self._move(peer, known)
             self._say(peer, frame.request, self._joined(known.member, self.lines.linger))
             return
+        if peer.unwanted:
+            raise Refused(f"the server takes no more sessions: {peer.unwanted}")
         task = Task(checked(request.job), request.index)
         self.cluster.admit(task, request.cluster, list(request.servers))
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections.abc import Callable
 
 from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
@@ -15,11 +16,19 @@ LIMIT = 10.0
 
 
 class Greeting:
-    """The server's side of a handshake, step by step as bytes arrive."""
+    """The server's side of a handshake, step by step as bytes arrive.
+
+    `origin` is where it comes from: a host, or a process of this one.
+    """
 
     def __init__(
-        self, sock: socket.socket, secret: bytes, opened: Callable[[socket.socket], Channel]
+        self,
+        sock: socket.socket,
+        secret: bytes,
+        opened: Callable[[socket.socket], Channel],
+        origin: str,
     ) -> None:
+        self.origin = origin
         self._sock = sock
         self._opened = opened
         self._server = ServerSide(secret, secrets.token_bytes(NONCE))
@@ -68,9 +77,10 @@ def authenticated(address: str, reach: Callable[[], socket.socket], secret: byte
     sock = None
     try:
         sock = reach()
+        until = time.monotonic() + LIMIT
         client = ClientSide(secret, secrets.token_bytes(NONCE))
-        sock.sendall(client.answer(_exactly(sock, CHALLENGE)))
-        client.check(_exactly(sock, VERDICT))
+        sock.sendall(client.answer(_exactly(sock, CHALLENGE, until)))
+        client.check(_exactly(sock, VERDICT, until))
         return sock
     except BaseException as e:
         if sock is not None:
@@ -83,9 +93,11 @@ def authenticated(address: str, reach: Callable[[], socket.socket], secret: byte
         raise
 
 
-def _exactly(sock: socket.socket, nbytes: int) -> bytes:
+def _exactly(sock: socket.socket, nbytes: int, until: float) -> bytes:
     data = b""
     while len(data) < nbytes:
+        if time.monotonic() > until:
+            raise Disconnected(f"the server did not prove itself within {LIMIT:.0f} s")
         part = sock.recv(nbytes - len(data))
         if not part:
             raise Disconnected("the server ended the connection before it was authenticated")

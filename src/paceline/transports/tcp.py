@@ -59,11 +59,11 @@ class TcpListener:
         What arrives over it will lie in `arena`.
         """
         try:
-            sock, _ = self._sock.accept()
+            sock, (host, *_) = self._sock.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return None
         try:
-            return Greeting(sock, secret, lambda sock: TcpChannel(sock, arena, waits=False))
+            return Greeting(sock, secret, lambda sock: TcpChannel(sock, arena, waits=False), host)
         except OSError:
             # It has left already.
             sock.close()

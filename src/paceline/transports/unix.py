@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 
 from paceline.core.errors import Refused
 from paceline.transports.base import Arena, Transport
@@ -50,13 +51,21 @@ class UnixListener:
         return self._sock.fileno()
 
     def accept(self, secret: bytes, arena: Arena) -> Greeting | None:
-        """Take a connection that is not authenticated yet; `None` when there is none."""
+        """Take a connection that is not authenticated yet; `None` when there is none.
+
+        A process of another user, root excepted, is not listened to: a name without a file has no
+        permissions of its own.
+        """
         try:
             sock, _ = self._sock.accept()
         except BlockingIOError:
             return None
+        process, user = _peer(sock)
+        if user not in (os.getuid(), 0):
+            sock.close()
+            return None
         try:
-            return Greeting(sock, secret, lambda sock: UnixChannel(sock, waits=False))
+            return Greeting(sock, secret, lambda sock: UnixChannel(sock, waits=False), process)
         except OSError:
             # It has left already.
             sock.close()
@@ -109,6 +118,14 @@ def _bound(place: str) -> socket.socket:
         sock.close()
         raise Refused(f"cannot listen at unix:{place}: {e.strerror}") from e
     return sock
+
+
+def _peer(sock: socket.socket) -> tuple[str, int]:
+    """The process at the other end and its user, where the kernel tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return "a process", os.getuid()
+    pid, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return f"process {pid}", user
 
 
 def _stale(name: str) -> bool:
