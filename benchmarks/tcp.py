@@ -1,14 +1,20 @@
-"""All over TCP on loopback: 64 MB beside a raw socket, a call beside a raw round trip."""
+"""All over TCP on loopback: 64 MB beside a raw socket, a call beside a raw round trip.
+
+And encrypted: the same beside what is not.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from measure import MB, Effort, Figure, compare, seconds
@@ -17,11 +23,15 @@ from served import SECRET
 import paceline
 from paceline.core import messages as m
 
+CERTIFICATES = Path(__file__).parent.parent / "tests" / "certificates"
+
 SERVER = """
 import sys
+from paceline import Tls
 from paceline.server.loop import Server
 from paceline.transports.tcp import TcpListener
-listener = TcpListener("127.0.0.1:0")
+tls = Tls(*sys.argv[2:]) if sys.argv[2:] else None
+listener = TcpListener("127.0.0.1:0", tls=tls)
 server = Server([listener], sys.argv[1].encode())
 print(listener.place, flush=True)
 server.serve()
@@ -85,6 +95,35 @@ def measure(effort: Effort) -> Iterator[Figure]:
                 what, speed(run), "raw socket", speed(limit), "GB/s", ">= 0.8", effort
             )  # fmt: skip
     yield calls(effort)
+    yield from encrypted(effort, size)
+
+
+def encrypted(effort: Effort, size: int) -> Iterator[Figure]:
+    """Assign and read_into through TLS, beside the same without."""
+    source = np.random.default_rng(0).random(size // 8)
+    target = np.zeros_like(source)
+    with tempfile.TemporaryDirectory() as folder, served() as plain:
+        files = [shutil.copy(CERTIFICATES / name, folder) for name in ("server.pem", "server.key")]
+        os.chmod(files[1], 0o600)
+        with served(*files) as session:
+            one, two = session.variable("large", source), plain.variable("large", source)
+
+            def speed(run: Callable[[], object]) -> Callable[[], float]:
+                run()
+                return lambda: size / seconds(run, 3) / 1e9
+
+            for what, run, beside in (
+                ("assign", lambda: one.assign(source), lambda: two.assign(source)),
+                (
+                    "read_into",
+                    lambda: copy.copy(one).read_into(target),
+                    lambda: copy.copy(two).read_into(target),
+                ),
+            ):
+                yield compare(
+                    f"TLS: {what} of {size // MB} MB", speed(run), "TCP without", speed(beside),
+                    "GB/s", ">= 0.2", effort,
+                )  # fmt: skip
 
 
 def calls(effort: Effort) -> Figure:
@@ -111,14 +150,15 @@ def calls(effort: Effort) -> Figure:
 
 
 @contextmanager
-def served() -> Iterator[paceline.Session]:
-    """A session on a fresh server that listens on loopback."""
-    command = [sys.executable, "-c", SERVER, SECRET.decode()]
+def served(*files: str) -> Iterator[paceline.Session]:
+    """A session on a fresh server that listens on loopback; encrypted, with a certificate."""
+    command = [sys.executable, "-c", SERVER, SECRET.decode(), *files]
+    tls = paceline.Tls(ca=CERTIFICATES / "ca.pem") if files else None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
             place = child.stdout.readline().strip()
-            with paceline.Session(f"tcp:{place}", secret=SECRET) as session:
+            with paceline.Session(f"tcp:{place}", secret=SECRET, tls=tls) as session:
                 yield session
         finally:
             child.kill()

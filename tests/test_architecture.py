@@ -107,6 +107,7 @@ PUBLIC_NAMES = [
     "Supervisor",
     "TaskFailed",
     "TimedOut",
+    "Tls",
     "TooStale",
     "UnknownName",
     "Unsupported",

@@ -235,7 +235,7 @@ def test_half_closed_slow_and_talkative_strangers_end_by_themselves(server: Serv
 
 
 def test_who_does_not_prove_itself_in_time_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.server.strangers.LIMIT", 0.1)
+    monkeypatch.setattr("paceline.transports.greeting.LIMIT", 0.1)
     listener = TcpListener("127.0.0.1:0")
     with serve(listener), called(f"tcp:{listener.place}") as sock:
         assert len(exactly(sock, CHALLENGE + 1)) == CHALLENGE

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from certified import tls_pair
 from wires import ends
 
 from paceline.core.codec import PREFIX, PROTOCOL, REQUEST, encode_envelope
@@ -53,6 +54,7 @@ PAIRS: dict[str, tuple[Callable[[], tuple[Channel, Channel]], Callable[[], Arena
     "unix": (unix_pair, SharedArena),
     "tcp": (tcp_pair, HeapArena),
     "tcp from shared memory": (tcp_pair, SharedArena),
+    "tls": (tls_pair, HeapArena),
 }
 
 

@@ -43,6 +43,7 @@ from paceline.rows import Rows
 from paceline.session import Session, reset
 from paceline.spec import ClusterSpec
 from paceline.supervisor import Supervisor
+from paceline.transports.tls import Tls
 from paceline.variables import Snapshot, Variable
 from paceline.worker.handle import Worker
 
@@ -79,6 +80,7 @@ __all__ = [
     "Supervisor",
     "TaskFailed",
     "TimedOut",
+    "Tls",
     "TooStale",
     "UnknownName",
     "Unsupported",

@@ -22,6 +22,7 @@ from paceline.server.cluster_desk import ClusterDesk
 from paceline.session import Session
 from paceline.spec import ClusterSpec
 from paceline.transports.base import Address, transport
+from paceline.transports.tls import Tls, found
 
 _log = logging.getLogger("paceline")
 
@@ -46,6 +47,8 @@ class Server(Closing):
         secret_file: a file of mode 0600 that has it. Without both it is in the file that
             PACELINE_SECRET_FILE names or, where only this host can reach the cluster's servers, in
             the user's own, ~/.paceline/secret, which is made if there is none.
+        tls: the certificate files that what goes over TCP is encrypted with; by default those that
+            the spec's file names, or the environment; without any nothing is encrypted.
         max_connections: how many connections it has at once; new sessions are refused then.
         on_news: hears, a line each, who comes and goes; by default the log does.
 
@@ -63,6 +66,7 @@ class Server(Closing):
         servers: Sequence[str] | None = None,
         secret: bytes | None = None,
         secret_file: str | os.PathLike[str] | None = None,
+        tls: Tls | None = None,
         max_connections: int = loop.MAX_CONNECTIONS,
         on_news: Callable[[str], None] = _log.info,
     ) -> None:
@@ -75,8 +79,10 @@ class Server(Closing):
         known = secrets.found(secret, secret_file, targets, f"the server {self.task}")
         if not known:
             raise Refused(f"the server {self.task} has an empty secret")
+        self._tls = found(tls, self.cluster.tls or None)
+        over = {"tls": self._tls} if address.transport == "tcp" else {}
         try:
-            listener = transport(address.transport).listen(address.place)
+            listener = transport(address.transport).listen(address.place, **over)
         except Refused as e:
             raise _in_use(self.task, address, e) from e
         self.target = f"{address.transport}:{listener.place}"
@@ -207,7 +213,7 @@ class Server(Closing):
         cluster = self.cluster if len(self._tasks) > 1 else self.target
         job, index = f"{self.task.job}.operations", self.task.number
         return Session(
-            cluster, secret=self._secret, job=job, index=index,
+            cluster, secret=self._secret, tls=self._tls, job=job, index=index,
             servers=self._tasks if len(self._tasks) > 1 else None,
         )  # fmt: skip
 

@@ -7,16 +7,19 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline import secret as secret_files
 from paceline.connection import Connection
 from paceline.core import messages as m
-from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut
+from paceline.core.errors import Closed, Disconnected, PacelineError, SchemaError, TimedOut
 from paceline.core.names import text
 from paceline.core.numbers import int64
 from paceline.lines import Anew, Lines
+from paceline.spec import ClusterSpec
 from paceline.transports.base import Address, transport
+from paceline.transports.tls import Tls, found
 
 _log = logging.getLogger("paceline")
 
@@ -37,6 +40,7 @@ class Joining:
     secret: Callable[[], bytes]
     cluster: dict[str, dict[int, str]] | None = None
     servers: tuple[str, ...] = ()
+    tls: Tls | None = None
 
     def __post_init__(self) -> None:
         self.job = text(self.job, "the job of a session")
@@ -60,6 +64,66 @@ class Joining:
             raise
         connection.outlive(joined, token)
         return joined
+
+
+def guest(
+    target: str | None,
+    job: str | None,
+    index: int | None,
+    secret: bytes | None,
+    secret_file: str | os.PathLike[str] | None,
+    tls: Tls | None,
+) -> Joining:
+    """Who a session is that has no spec, but the address of a server, or no target at all."""
+    place = [] if target is None else [target]
+
+    def known() -> bytes:
+        if secret is None and secret_file is None:
+            return secret_files.there(place)
+        return secret_files.found(secret, secret_file, place, "this session")
+
+    number = -1 if index is None else index
+    return Joining(job or "session", number, known, tls=found(tls))
+
+
+def member(
+    spec: ClusterSpec,
+    job: str | None,
+    index: int | None,
+    servers: Sequence[str] | None,
+    secret: bytes | None,
+    secret_file: str | os.PathLike[str] | None,
+    tls: Tls | None,
+) -> tuple[Joining, list[tuple[str, str]]]:
+    """Who a session on a spec is, and the servers that it goes to.
+
+    Raises:
+        SchemaError: the spec does not say which task it is, or which servers there are.
+        Refused: there is no secret, and other hosts could reach a server.
+    """
+    if job is None and spec.task is not None:
+        job, index = spec.task.job, spec.task.number if index is None else index
+    job = job or "session"
+    if job in spec.jobs:
+        if index is None:
+            raise SchemaError(
+                f"say which task of job '{job}' this is: index= one of {spec.task_indices(job)}"
+            )
+        spec.address(job, index)
+    serving = spec.servers(servers)
+    targets = [(str(task), spec.target(*task)) for task in serving]
+    known = secret_files.found(
+        secret, secret_file, [t for _, t in targets], f"the session of {job}"
+    )
+    joining = Joining(
+        job,
+        -1 if index is None else index,
+        lambda: known,
+        spec.numbered(),
+        tuple(task for task, _ in targets),
+        found(tls, spec.tls or None),
+    )
+    return joining, targets
 
 
 def reached(target: str, joining: Joining, timeout: float | None) -> tuple[Lines, m.Joined]:
@@ -149,13 +213,8 @@ def _reach(
     while True:
         spare = None if until is None else until - time.monotonic()
         try:
-            channel = transport(address.transport).connect(
-                address.place,
-                joining.secret(),
-                10.0 if spare is None else max(0.1, min(10.0, spare)),
-            )
-            arena = transport(address.transport).arena()
-            connection = Connection(channel, arena, str(address))
+            limit = 10.0 if spare is None else max(0.1, min(10.0, spare))
+            connection = _called(address, joining.secret(), joining.tls, limit)
             return connection, joining.join(connection, token)
         except Disconnected as e:
             waited = time.monotonic() - began
@@ -174,7 +233,17 @@ def _reach(
         pause = min(0.25, pause * 1.5)
 
 
-def look(target: str, secret: bytes) -> list[str]:
+def _called(address: Address, secret: bytes, tls: Tls | None, timeout: float | None) -> Connection:
+    """A connection that has proved the secret. What stays on this host is not encrypted."""
+    carrier = transport(address.transport)
+    if tls is not None and address.transport == "tcp":
+        channel = carrier.connect(address.place, secret, timeout, tls)
+    else:
+        channel = carrier.connect(address.place, secret, timeout)
+    return Connection(channel, carrier.arena(), str(address))
+
+
+def look(target: str, secret: bytes, tls: Tls | None = None) -> list[str]:
     """The members that a server knows, asked by a guest.
 
     Raises:
@@ -182,8 +251,7 @@ def look(target: str, secret: bytes) -> list[str]:
         Refused: its secret is another one.
     """
     address = Address.parse(target)
-    channel = transport(address.transport).connect(address.place, secret, LOOK_LIMIT)
-    connection = Connection(channel, transport(address.transport).arena(), str(address))
+    connection = _called(address, secret, tls, LOOK_LIMIT)
     left = False
     try:
         Joining("look", -1, lambda: secret).join(connection, b"")

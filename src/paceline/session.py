@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from paceline import secret as secrets
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout, left
@@ -18,7 +17,6 @@ from paceline.core.errors import (
     Closed,
     FunctionError,
     PacelineError,
-    SchemaError,
     TimedOut,
 )
 from paceline.core.names import checked_container, key, label, parts, quoted, words
@@ -26,13 +24,14 @@ from paceline.core.spec import Spec
 from paceline.lines import Lines
 from paceline.operations import Offer, Operations
 from paceline.placement import Setter
-from paceline.reach import Joining, reached, reached_all
+from paceline.reach import guest, member, reached, reached_all
 from paceline.replicas import Replicas
 from paceline.resources import Resources
 from paceline.restoring import Saving
 from paceline.server.local import LocalServer
 from paceline.spec import ClusterSpec
 from paceline.transports.base import Channel, transport
+from paceline.transports.tls import Tls
 
 FAILURE = 2000
 """Characters of an error that others are told of."""
@@ -61,6 +60,8 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         secret_file: a file of mode 0600 that has it. Without both it is in the file that
             PACELINE_SECRET_FILE names or, where only this host can reach the servers, in the user's
             own, ~/.paceline/secret, which a spec's first process makes.
+        tls: the certificate files that what goes over TCP is encrypted with; by default those that
+            the spec's file names, or the environment; without any nothing is encrypted.
         job, index: the task this process is; by default what the spec's file or the environment
             said. An index of -1 takes the next free one of a job that is not in the spec.
         servers: which jobs or tasks of the spec run servers, if the spec does not say it.
@@ -80,6 +81,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         *,
         secret: bytes | None = None,
         secret_file: str | os.PathLike[str] | None = None,
+        tls: Tls | None = None,
         job: str | None = None,
         index: int | None = None,
         servers: Sequence[str] | None = None,
@@ -90,14 +92,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         limit = checked_timeout(timeout)
         container = checked_container(container)
         if target is None or isinstance(target, str):
-            place = [] if target is None else [target]
-
-            def known() -> bytes:
-                if secret is None and secret_file is None:
-                    return secrets.there(place)
-                return secrets.found(secret, secret_file, place, "this session")
-
-            joining = Joining(job or "session", -1 if index is None else index, known)
+            joining = guest(target, job, index, secret, secret_file, tls)
         if target is None:
             local = channel
             if local is None:
@@ -110,7 +105,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
             self._lines, joined = reached(target, joining, limit)
         else:
             spec = ClusterSpec(target)
-            joining, targets = _member(spec, job, index, servers, secret, secret_file)
+            joining, targets = member(spec, job, index, servers, secret, secret_file, tls)
             self._lines, joined = reached_all(targets, joining, limit)
         self._lines.container = container
         self.task = f"{joining.job}:{joined.index}"
@@ -340,6 +335,7 @@ def reset(
     *,
     secret: bytes | None = None,
     secret_file: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
     servers: Sequence[str] | None = None,
     timeout: float | None = 60.0,
 ) -> None:
@@ -351,6 +347,7 @@ def reset(
         target,
         secret=secret,
         secret_file=secret_file,
+        tls=tls,
         servers=servers,
         timeout=timeout,
         job="reset",
@@ -367,34 +364,3 @@ def _made(where: str, kind: str, name: str, container: str, by: str, age: float)
     return {
         "kind": kind, "name": name, "container": container, "where": where, "by": by, "age": age
     }  # fmt: skip
-
-
-def _member(
-    spec: ClusterSpec,
-    job: str | None,
-    index: int | None,
-    servers: Sequence[str] | None,
-    secret: bytes | None,
-    secret_file: str | os.PathLike[str] | None,
-) -> tuple[Joining, list[tuple[str, str]]]:
-    """Who a session on a spec is, and the servers that it goes to."""
-    if job is None and spec.task is not None:
-        job, index = spec.task.job, spec.task.number if index is None else index
-    job = job or "session"
-    if job in spec.jobs:
-        if index is None:
-            raise SchemaError(
-                f"say which task of job '{job}' this is: index= one of {spec.task_indices(job)}"
-            )
-        spec.address(job, index)
-    serving = spec.servers(servers)
-    targets = [(str(task), spec.target(*task)) for task in serving]
-    known = secrets.found(secret, secret_file, [t for _, t in targets], f"the session of {job}")
-    joining = Joining(
-        job,
-        -1 if index is None else index,
-        lambda: known,
-        spec.numbered(),
-        tuple(task for task, _ in targets),
-    )
-    return joining, targets

@@ -13,6 +13,8 @@ from paceline.core.environment import of_content, of_environment
 from paceline.core.errors import SchemaError
 from paceline.core.spec import Spec, Task
 
+TLS = ["cert", "key", "ca"]
+
 
 class ClusterSpec(Spec):
     """The tasks of a cluster by job and number, and their addresses; it never changes.
@@ -26,12 +28,14 @@ class ClusterSpec(Spec):
         servers: which jobs and tasks (`ps:1`) run servers; by default `ps` or, where there is no
             such job, all but `chief`, `master`, `worker` and `evaluator`.
         task: the job and number of this process.
+        tls: this host's certificate files: any of `cert`, `key` and `ca`, see `Tls`. They are no
+            part of the cluster, and other hosts may have others.
 
     Raises:
         SchemaError: something in it is none of that; the message says where, and what was found.
     """
 
-    __slots__ = ("_task",)
+    __slots__ = ("_task", "_tls")
 
     def __init__(
         self,
@@ -39,24 +43,34 @@ class ClusterSpec(Spec):
         *,
         servers: Iterable[str] | None = None,
         task: tuple[str, int] | None = None,
+        tls: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(cluster, servers=servers)
         self._task = cluster.task if isinstance(cluster, ClusterSpec) else None
         if task is not None:
             self._task = Task(*task)
             self.address(*task)
+        self._tls = cluster.tls if isinstance(cluster, ClusterSpec) else {}
+        if tls is not None:
+            self._tls = _files("tls", tls)
 
     @property
     def task(self) -> Task | None:
         """The job and number of this process, where a file or the environment said so."""
         return self._task
 
+    @property
+    def tls(self) -> dict[str, str]:
+        """The certificate files that it was given, or its file names; none for no encryption."""
+        return dict(self._tls)
+
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> ClusterSpec:
         """Read a file in TOML, or in JSON if that is how its name ends.
 
         It has a table `cluster`; maybe `task` with `type` and `index`, as TF_CONFIG has; and maybe
-        a list `servers` of the jobs that run servers.
+        a list `servers` of the jobs that run servers, and a table `tls` with the files `cert`,
+        `key` and `ca`, whose paths begin at the folder of this file.
 
         Raises:
             OSError: there is no such file.
@@ -70,7 +84,8 @@ class ClusterSpec(Spec):
             kind = "JSON" if path.suffix == ".json" else "TOML"
             raise SchemaError(f"{path} is not {kind}: {e}") from None
         spec, task = of_content(str(path), found)
-        return cls(spec, task=task)
+        files = _files(f"{path}: tls", found.get("tls", {}))
+        return cls(spec, task=task, tls={name: str(path.parent / f) for name, f in files.items()})
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> ClusterSpec:
@@ -87,3 +102,12 @@ class ClusterSpec(Spec):
         """
         spec, task = of_environment(os.environ if environment is None else environment)
         return cls(spec, task=task)
+
+
+def _files(where: str, found: Any) -> dict[str, str]:
+    if not isinstance(found, Mapping):
+        raise SchemaError(f"{where}: it is a table of files, {TLS}, not {found!r}")
+    for name, path in found.items():
+        if name not in TLS or not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise SchemaError(f"{where}.{name}: it is the path of one of {TLS}, not {path!r}")
+    return {name: str(path) for name, path in found.items()}

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from paceline import PacelineError
-from paceline.cli.tasks import FILE, found, introduce, of_a_task
+from paceline.cli.tasks import FILE, certified, found, introduce, of_a_task
 from paceline.core.environment import VARIABLES
 from paceline.secret import VARIABLE
+from paceline.transports.tls import VARIABLES as TLS_VARIABLES
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -25,6 +26,9 @@ def run(
     job: str | None,
     task: int | None,
     secret_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
     args: tuple[str, ...],
 ) -> None:
     """Run the Python program SCRIPT, with its ARGS, as a task of a cluster.
@@ -35,7 +39,8 @@ def run(
     """
     try:
         spec = found(cluster, job, task)
-        introduce(spec, secret_file, f"runs {script}")
+        tls = certified(spec, tls_cert, tls_key, tls_ca)
+        introduce(spec, secret_file, tls, f"runs {script}")
     except PacelineError as e:
         raise click.ClickException(str(e)) from e
     assert spec.task is not None
@@ -44,6 +49,10 @@ def run(
     environment = {**os.environ, VARIABLES[0]: json.dumps(content)}
     if secret_file is not None:
         environment[VARIABLE] = str(secret_file.absolute())
+    for part, variable in TLS_VARIABLES.items():
+        file = getattr(tls, part, None)
+        if file is not None:
+            environment[variable] = str(Path(file).absolute())
     sys.stdout.flush()
     # In the place of this process: signals, output and the exit status are the program's own.
     os.execve(sys.executable, [sys.executable, str(script), *args], environment)

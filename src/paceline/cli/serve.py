@@ -9,13 +9,21 @@ from pathlib import Path
 import click
 
 from paceline import PacelineError, Server
-from paceline.cli.tasks import found, introduce, of_a_task
+from paceline.cli.tasks import certified, found, introduce, of_a_task
+from paceline.server.loop import MAX_CONNECTIONS
 
 INTERRUPTED = 130
 
 
 @click.command()
 @of_a_task
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=MAX_CONNECTIONS,
+    show_default=True,
+    help="New sessions are refused beyond.",
+)
 @click.pass_context
 def serve(
     context: click.Context,
@@ -24,6 +32,10 @@ def serve(
     job: str | None,
     task: int | None,
     secret_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    max_connections: int,
 ) -> None:
     """Serve a task's variables and queues until the cluster is done.
 
@@ -35,8 +47,11 @@ def serve(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         spec = found(cluster, job, task)
-        with Server(spec, secret_file=secret_file, on_news=_say) as server:
-            introduce(spec, secret_file, f"serves at {server.target}")
+        tls = certified(spec, tls_cert, tls_key, tls_ca)
+        with Server(
+            spec, secret_file=secret_file, tls=tls, max_connections=max_connections, on_news=_say
+        ) as server:
+            introduce(spec, secret_file, tls, f"serves at {server.target}")
             server.join()
             _say(f"{server.task}: {server.told()}: it ends")
     except PacelineError as e:

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from paceline import ClusterSpec, Disconnected, PacelineError
+from paceline import ClusterSpec, Disconnected, PacelineError, Tls
 from paceline import secret as secrets
 from paceline.core.spec import Task
 from paceline.reach import look
+from paceline.transports.tls import found as find
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -20,6 +21,9 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def of_a_task(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say which task of which cluster."""
     for option in (
+        click.option("--tls-ca", type=FILE, help="Certificates of those whose signature counts."),
+        click.option("--tls-key", type=FILE, help="The private key of --tls-cert."),
+        click.option("--tls-cert", type=FILE, help="Encrypt TCP; this process's certificate."),
         click.option("--secret-file", type=FILE, help="Of mode 0600; the same for all processes."),
         click.option("--task", type=click.IntRange(0), help="Its number; 0 if there is one alone."),
         click.option("--job", help="The job that this process is a task of."),
@@ -56,7 +60,14 @@ def found(cluster: Path | None, job: str | None, task: int | None) -> ClusterSpe
     return ClusterSpec(spec, task=(job, there[0] if task is None else task))
 
 
-def introduce(spec: ClusterSpec, secret_file: Path | None, what: str) -> None:
+def certified(
+    spec: ClusterSpec, cert: Path | None, key: Path | None, ca: Path | None
+) -> Tls | None:
+    """What TCP is encrypted with: the files of the options, else as the spec or the environment."""
+    return find(Tls(cert, key, ca) if cert or key or ca else None, spec.tls or None)
+
+
+def introduce(spec: ClusterSpec, secret_file: Path | None, tls: Tls | None, what: str) -> None:
     """Print what this process is, where the servers should be, and who is missing."""
     own = spec.task
     jobs = ", ".join(f"{job}: {spec.num_tasks(job)}" for job in spec.jobs)
@@ -66,14 +77,14 @@ def introduce(spec: ClusterSpec, secret_file: Path | None, what: str) -> None:
     secret = secrets.found(None, secret_file, targets, str(own))
     here: set[str] = {str(own)}
     for task, target in zip(servers, targets, strict=True):
-        click.echo(f"  {task} should be at {target}: {_state(task, target, secret, here)}")
+        click.echo(f"  {task} should be at {target}: {_state(task, target, secret, tls, here)}")
     missing = [str(t) for t in spec.tasks() if str(t) not in here]
     click.echo(f"  missing: {', '.join(missing) or 'nobody'}")
 
 
-def _state(task: Task, target: str, secret: bytes, here: set[str]) -> str:
+def _state(task: Task, target: str, secret: bytes, tls: Tls | None, here: set[str]) -> str:
     try:
-        here |= {str(task), *look(target, secret)}
+        here |= {str(task), *look(target, secret, tls)}
     except Disconnected:
         return "nobody is there yet"
     except PacelineError as e:

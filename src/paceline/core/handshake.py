@@ -18,6 +18,8 @@ CHALLENGE = len(MAGIC) + NONCE
 ANSWER = len(MAGIC) + NONCE + 32
 VERDICT = 1 + 32
 ACCEPTED, WRONG_SECRET = 0, 1
+TLS_WANTED = MAGIC[:8] + b"\xff\xff" + bytes(NONCE)
+"""What a server that wants TLS tells a client that says nothing, in the place of a challenge."""
 
 
 class ServerSide:
@@ -86,6 +88,10 @@ def _proof(secret: bytes, role: bytes, server: bytes, client: bytes, binding: by
 def _check_magic(data: bytes, who: str) -> None:
     if data[: len(MAGIC)] == MAGIC:
         return
+    if data[: len(MAGIC)] == TLS_WANTED[: len(MAGIC)]:
+        raise ProtocolError(f"the {who} wants TLS: give this process tls= too")
+    if data[:2] == b"\x16\x03":
+        raise ProtocolError(f"the {who} speaks TLS, and this process has no tls=")
     if data[:8] == MAGIC[:8]:
         theirs = int.from_bytes(data[8:10], "little")
         raise ProtocolError(f"the {who} speaks protocol {theirs}, this process {PROTOCOL}")

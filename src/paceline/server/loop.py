@@ -219,6 +219,7 @@ class Server:
             self._strangers.refused(greeting, e)
             return
         if channel is None:
+            self._poller.want(greeting.fileno(), READ | WRITE if greeting.wants_write else READ)
             return
         self._strangers.remove(greeting)
         fileno = channel.fileno()

@@ -41,7 +41,7 @@ class Strangers:
         """Take one in, and drop another if there are too many."""
         if len(self._until) >= STRANGERS:
             self.drop_one()
-        self._until[greeting] = time.monotonic() + LIMIT
+        self._until[greeting] = time.monotonic() + greeting.patience
         self._origins[greeting.origin] += 1
 
     def drop_one(self) -> None:
@@ -78,8 +78,11 @@ class Strangers:
         now = time.monotonic()
         for greeting, deadline in list(self._until.items()):
             if deadline > now:
-                break
-            self.drop(greeting)
+                continue
+            if more := greeting.more_time():
+                self._until[greeting] = now + more
+            else:
+                self.drop(greeting)
         return min(self._until.values(), default=now + LIMIT) - now
 
     def close(self) -> None:

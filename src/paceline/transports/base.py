@@ -304,7 +304,7 @@ class Address:
 class Transport:
     """One way to move frames: how to reach a server."""
 
-    connect: Callable[[str, bytes, float | None], Channel]
+    connect: Callable[..., Channel]
     arena: Callable[[], Arena]
     listen: Callable[..., Any] = field(repr=False)
 

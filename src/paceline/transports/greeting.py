@@ -4,37 +4,67 @@ from __future__ import annotations
 
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
-from paceline.core.handshake import ANSWER, CHALLENGE, NONCE, VERDICT, ClientSide, ServerSide
+from paceline.core.handshake import (
+    ANSWER,
+    CHALLENGE,
+    NONCE,
+    TLS_WANTED,
+    VERDICT,
+    ClientSide,
+    ServerSide,
+)
+from paceline.transports import tls
 from paceline.transports.base import Channel
 
 LIMIT = 10.0
 """Seconds that a peer has to prove that it knows the secret."""
 
+SILENCE = 2.0
+"""Seconds after which a peer that should speak TLS, and has said nothing, is told so."""
+
 
 class Greeting:
     """The server's side of a handshake, step by step as bytes arrive.
 
-    `origin` is where it comes from: a host, or a process of this one.
+    With `certified` the peer first speaks TLS. `origin` is where it comes from: a host, or a
+    process of this one. `wants_write` says whether it waits until it can write.
     """
+
+    wants_write = False
 
     def __init__(
         self,
         sock: socket.socket,
         secret: bytes,
-        opened: Callable[[socket.socket], Channel],
+        opened: Callable[[Any], Channel],
         origin: str,
+        certified: tls.Certified | None = None,
     ) -> None:
         self.origin = origin
-        self._sock = sock
         self._opened = opened
-        self._server = ServerSide(secret, secrets.token_bytes(NONCE))
         self._answer = b""
+        self._heard = False
+        self._shakes: ssl.SSLSocket | None = None
+        nonce = secrets.token_bytes(NONCE)
         sock.setblocking(False)
-        sock.send(self._server.challenge())
+        if certified is None:
+            self._server = ServerSide(secret, nonce)
+            self._sock = sock
+            sock.send(self._server.challenge())
+        else:
+            self._server = ServerSide(secret, nonce, certified.binding)
+            self._sock = self._shakes = certified.context.wrap_socket(
+                sock, server_side=True, do_handshake_on_connect=False
+            )
+        self.patience = LIMIT if certified is None else SILENCE
+        """Seconds until it is asked whether it has time left."""
 
     def fileno(self) -> int:
         """The socket's descriptor, for a selector."""
@@ -47,9 +77,12 @@ class Greeting:
             ProtocolError: it is no peer of ours, or does not know the secret; it has been told.
             OSError: it is gone.
         """
+        self._heard = True
+        if self._shakes is not None and not self._shaken(self._shakes):
+            return None
         try:
             data = self._sock.recv(ANSWER - len(self._answer))
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         if not data:
             raise ProtocolError("the peer left before it proved itself")
@@ -62,6 +95,33 @@ class Greeting:
             raise ProtocolError("the peer does not know the secret")
         return self._opened(self._sock)
 
+    def _shaken(self, sock: ssl.SSLSocket) -> bool:
+        self.wants_write = False
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            self.wants_write = True
+            return False
+        except ssl.SSLError as e:
+            raise ProtocolError(tls.refused(e)) from e
+        self._shakes = None
+        sock.send(self._server.challenge())
+        return True
+
+    def more_time(self) -> float:
+        """Its patience is over: the seconds that it may have beyond; 0 to drop it."""
+        if self.patience == LIMIT:
+            return 0.0
+        self.patience = LIMIT
+        if self._heard:
+            return LIMIT - SILENCE
+        with suppress(OSError):
+            # Not through TLS: who says nothing does not speak it.
+            socket.socket.send(self._sock, TLS_WANTED)
+        return 0.0
+
     def close(self) -> None:
         """Give the connection up."""
         self._sock.close()
@@ -72,13 +132,15 @@ def authenticated(address: str, reach: Callable[[], socket.socket], secret: byte
 
     Raises:
         Disconnected: nobody listens there.
-        Refused: one of the two does not know the other's secret, or speaks another protocol.
+        Refused: one of the two does not know the other's secret, or speaks another protocol, or
+            will not have the other's certificate.
     """
     sock = None
     try:
         sock = reach()
         until = time.monotonic() + LIMIT
-        client = ClientSide(secret, secrets.token_bytes(NONCE))
+        bound = tls.binding(sock.getpeercert(True)) if isinstance(sock, ssl.SSLSocket) else b""
+        client = ClientSide(secret, secrets.token_bytes(NONCE), bound)
         sock.sendall(client.answer(_exactly(sock, CHALLENGE, until)))
         client.check(_exactly(sock, VERDICT, until))
         return sock
@@ -87,6 +149,9 @@ def authenticated(address: str, reach: Callable[[], socket.socket], secret: byte
             sock.close()
         if isinstance(e, ProtocolError):
             raise Refused(f"{address}: {e}") from e
+        if isinstance(e, ssl.SSLError):
+            why = tls.told(e)
+            raise (tls.gone(e) if why is None else Refused(f"{address}: {why}")) from e
         # Some errors of ours are an OSError too.
         if isinstance(e, OSError) and not isinstance(e, PacelineError):
             raise Disconnected(f"no server at {address} ({e.strerror or e})") from e

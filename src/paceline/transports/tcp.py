@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from functools import partial
 
 from paceline.core.errors import Disconnected, Refused, UnknownName
@@ -11,37 +12,52 @@ from paceline.transports.base import Arena, HeapArena, Transport
 from paceline.transports.greeting import Greeting, authenticated
 from paceline.transports.lasting import LastingChannel
 from paceline.transports.tcp_channel import TcpChannel
+from paceline.transports.tls import Tls, encrypted
+from paceline.transports.tls_channel import TlsChannel
 
 
-def connect(place: str, secret: bytes, timeout: float | None) -> TcpChannel:
-    """Connect to the server at `host:port` and prove the secret.
+def connect(place: str, secret: bytes, timeout: float | None, tls: Tls | None = None) -> TcpChannel:
+    """Connect to the server at `host:port`, encrypted with `tls`, and prove the secret.
 
     Proxy settings of the environment are ignored.
 
     Raises:
         UnknownName: that is no place.
         Disconnected: nobody listens there.
-        Refused: one of the two does not know the other's secret, or speaks another protocol.
+        Refused: one of the two does not know the other's secret, speaks another protocol, or will
+            not have the other's certificate.
     """
     address = host_and_port(place)
-    sock = authenticated(
-        f"tcp:{place}", lambda: not_itself(socket.create_connection(address, timeout)), secret
-    )
+    context = None if tls is None else tls.client()
+
+    def reached() -> socket.socket:
+        sock = not_itself(socket.create_connection(address, timeout))
+        return sock if context is None else encrypted(sock, context, address[0])
+
+    sock = authenticated(f"tcp:{place}", reached, secret)
+    if isinstance(sock, ssl.SSLSocket):
+        return TlsChannel(sock, HeapArena(), waits=True)
     return TcpChannel(sock, HeapArena(), waits=True)
 
 
-def lasting(place: str, secret: bytes, timeout: float | None) -> LastingChannel:
+def lasting(
+    place: str, secret: bytes, timeout: float | None, tls: Tls | None = None
+) -> LastingChannel:
     """A channel to that server that can make more connections to it; raises as `connect`."""
-    return LastingChannel(connect(place, secret, timeout), partial(connect, place, secret))
+    again = partial(connect, place, secret, tls=tls)
+    return LastingChannel(connect(place, secret, timeout, tls), again)
 
 
 class TcpListener:
     """A server's ear at one address, and at no other. Port 0 is one that the kernel chooses.
 
-    `place` is the address it really has.
+    `place` is the address it really has. With `tls` all that goes over it is encrypted.
     """
 
-    def __init__(self, place: str, sock: socket.socket | None = None) -> None:
+    def __init__(
+        self, place: str, sock: socket.socket | None = None, tls: Tls | None = None
+    ) -> None:
+        self._certified = None if tls is None else tls.server()
         self._sock = sock or _bound(place)
         self._sock.setblocking(False)
         host, port = self._sock.getsockname()[:2]
@@ -63,7 +79,9 @@ class TcpListener:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         try:
-            return Greeting(sock, secret, lambda sock: TcpChannel(sock, arena, waits=False), host)
+            kind = TcpChannel if self._certified is None else TlsChannel
+            opened = partial(kind, arena=arena, waits=False)
+            return Greeting(sock, secret, opened, host, self._certified)
         except OSError:
             # It has left already.
             sock.close()
