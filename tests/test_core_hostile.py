@@ -48,6 +48,8 @@ encode = msgspec.msgpack.Encoder().encode
         (None, [("<f4,(", ())], r"unknown kind '<f4,\('"),
         (None, [("(2,3)f4", ())], "unknown kind"),
         (None, [("|V8", ())], r"unknown kind '\|V8'"),
+        (None, [("<U0", (1 << 33,))], "unknown kind '<U0'"),
+        (None, [("|S0", (0,))], r"unknown kind '\|S0'"),
         (None, [("<M8[no]", ())], "Invalid datetime unit"),
         (None, [(None, ())], "expected string"),
         (None, [("<f8", (-1,))], r"a leaf of <f8\[-1\]"),
@@ -62,6 +64,14 @@ def test_a_layout_that_lies_is_refused_before_anyone_builds_from_it(
 ) -> None:
     with pytest.raises(SchemaError, match=rf"^\d+ bytes are not a layout: {said}"):
         trees.decoded(encode((structure, leaves)))
+
+
+def test_an_array_of_texts_of_no_length_does_not_leave() -> None:
+    texts: Any = np.ndarray((2,), "<U0", b"")
+    with pytest.raises(SchemaError, match=r"^leaf \$ is an array of <U0; allowed are "):
+        trees.flatten(texts)
+    empty = trees.flatten(np.array([""]))
+    assert trees.unflatten(empty.layout, [], np.zeros(64, np.uint8)) == [""]
 
 
 def test_a_layout_nested_without_end_is_refused() -> None:

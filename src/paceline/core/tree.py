@@ -31,7 +31,8 @@ MAX_DIMS = 64
 MAX_LEAVES = 1 << 20
 ALLOWED = "None, bool, int, float, str, bytes, arrays, and dict, list, tuple of them"
 
-_KIND = re.compile(r"[<>|][biufcSUmM]\d+(\[\w+\])?")
+# None of 0 bytes: NumPy makes arrays of them longer, and takes memory that no layout has declared.
+_KIND = re.compile(r"[<>|][biufcSUmM][1-9]\d*(\[\w+\])?")
 PLAIN: dict[type, str] = {
     type(None): "none",
     bool: "bool",
@@ -285,7 +286,7 @@ def kind_of(array: Array, path: tuple[object, ...] = ()) -> str:
     if is_bfloat16(dtype):
         return "bfloat16"
     # Types that others added to NumPy, float8 among them, do not all have a kind of their own.
-    if dtype.kind not in "biufcSUmM" or dtype.isbuiltin == 2:
+    if dtype.kind not in "biufcSUmM" or dtype.isbuiltin == 2 or not dtype.itemsize:
         raise SchemaError(f"leaf {_spelled(path)} is an array of {dtype}; allowed are {ALLOWED}")
     return dtype.str
 
