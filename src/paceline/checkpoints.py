@@ -82,7 +82,7 @@ class Checkpoint:
         except (OSError, SchemaError) as e:
             raise CheckpointError(f"variable '{name}' of {self.path}: {e}") from e
         plan, values = decoded(layout), manifests.plain_values(entry)
-        return build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
+        return build(plan, values, arrays)
 
 
 def save(

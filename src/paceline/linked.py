@@ -85,7 +85,7 @@ class Linked(Generic[T]):
                 # NumPy's arrays beside what can only be replaced are the model's own.
                 content = np.copy(content) if isinstance(content, np.ndarray) else content
             (values if leaf.shape is None else arrays).append(content)
-        tree = build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
+        tree = build(plan, values, arrays)
         if self._in_place:
             adapters.read_into(self.value, tree, what)
         else:

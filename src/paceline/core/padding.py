@@ -41,8 +41,8 @@ def stack_padded(stretches: Sequence[Stretch], pad: Any) -> tuple[Tree, Tree]:
     columns = columns_of(plan, stretches)
     nothing = [None] * len(columns)
     return (
-        build(plan.structure, iter(plan.leaves), iter(columns), iter(made)),
-        build(plan.structure, iter(plan.leaves), iter(nothing), iter(sizes)),
+        build(plan, columns, made),
+        build(plan, nothing, sizes),
     )
 
 

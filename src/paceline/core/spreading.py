@@ -174,7 +174,7 @@ def joined(spreading: Spreading, found: Sequence[dict[str, Any]]) -> Tree:
             pieces.setdefault(n, []).append((first, piece))
     values = [found[0][names[n]] for n, leaf in enumerate(plan.leaves) if leaf.shape is None]
     arrays = [_whole(pieces[n]) for n, leaf in enumerate(plan.leaves) if leaf.shape is not None]
-    return trees.build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
+    return trees.build(plan, values, arrays)
 
 
 def check_added(layout: bytes, what: str) -> None:

@@ -70,7 +70,7 @@ def stack(stretches: Sequence[Stretch]) -> Tree | None:
                 start += len(part)
         made.append(joined)
     columns = columns_of(plan, stretches)
-    return build(plan.structure, iter(plan.leaves), iter(columns), iter(made))
+    return build(plan, columns, made)
 
 
 def rows(flat: Flat, n: int) -> list[Flat]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -128,7 +128,7 @@ def unflatten(layout: bytes, values: Sequence[Any], block: Array | None) -> Tree
     if len(values) != wanted:
         raise SchemaError(f"a tree of {wanted} plain values came with {len(values)}")
     arrays = views(plan, block)
-    return build(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
+    return build(plan, values, arrays)
 
 
 def views(plan: Layout, block: Array | None) -> list[Array]:
@@ -291,14 +291,18 @@ def kind_of(array: Array, path: tuple[object, ...] = ()) -> str:
     return dtype.str
 
 
-def build(structure: Any, leaves: Any, values: Any, arrays: Any) -> Tree:
-    """A tree of that structure; iterators give the leaves and what goes into them, in order."""
+def build(plan: Layout, values: Iterable[Any], arrays: Iterable[Any]) -> Tree:
+    """A tree of that layout, of what goes into its leaves, in order; nothing is copied."""
+    return _built(plan.structure, iter(plan.leaves), iter(values), iter(arrays))
+
+
+def _built(structure: Any, leaves: Any, values: Any, arrays: Any) -> Tree:
     if structure is None:
         return next(values) if next(leaves).shape is None else next(arrays)
     if structure[0] == "d":
-        parts = [build(part, leaves, values, arrays) for part in structure[2]]
+        parts = [_built(part, leaves, values, arrays) for part in structure[2]]
         return dict(zip(structure[1], parts, strict=True))
-    parts = [build(part, leaves, values, arrays) for part in structure[1]]
+    parts = [_built(part, leaves, values, arrays) for part in structure[1]]
     return parts if structure[0] == "l" else tuple(parts)
 
 

@@ -89,9 +89,7 @@ class Worker:
         except (TimedOut, WouldBlock):
             return None
         flat = flatten(found.tree)
-        plan = decoded(flat.layout)
-        arrays = (array.copy() for array in flat.arrays)
-        return build(plan.structure, iter(plan.leaves), iter(flat.values), arrays)
+        return build(decoded(flat.layout), flat.values, (array.copy() for array in flat.arrays))
 
     @property
     def _kept(self) -> str:
