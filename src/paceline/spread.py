@@ -20,8 +20,8 @@ from paceline.core.clock import left
 from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut
 from paceline.core.names import quoted
 from paceline.core.row_pieces import cuts, joined
-from paceline.core.rows import checked_indices, table
-from paceline.core.tree import Flat, check
+from paceline.core.rows import Table, checked_indices, table
+from paceline.core.tree import Array, Flat, check
 from paceline.core.versions import count_of
 from paceline.lines import Lines
 from paceline.packing import pack, taken
@@ -83,8 +83,7 @@ class Spread:
         places, flat = checked_indices(indices, what), taken(rows, what)
 
         def cut(plan: m.Spreading) -> list[Share]:
-            wanted = table(plan.layout, leaf, what)
-            wanted.check_indices(places.reshape(-1), places.shape, what)
+            wanted = _chosen(plan, leaf, places, what)
             wanted.check_rows(flat.layout, places.shape, what)
             return row_shares(plan, wanted, places.reshape(-1), flat)
 
@@ -103,8 +102,7 @@ class Spread:
             try:
                 home, plan = self._home(what, left(timeout, began))
                 used = self._lines.now([task for task, _ in plan.parts])
-                wanted = table(plan.layout, leaf, what)
-                wanted.check_indices(places.reshape(-1), places.shape, what)
+                wanted = _chosen(plan, leaf, places, what)
                 parts = cuts(plan, wanted, places.reshape(-1))
                 version, found, lost = gathered(home, used, self._name, plan, parts)
             except Disconnected as e:
@@ -283,6 +281,13 @@ def initialised(
         except Disconnected as e:
             with _said_of(what):
                 lines.mend(used, e, left(timeout, began))
+
+
+def _chosen(plan: m.Spreading, leaf: str | None, indices: Array, what: str) -> Table:
+    """The table that a leaf is, or all are, which has rows at all the indices; or SchemaError."""
+    rows = table(plan.layout, leaf, what)
+    rows.check_indices(indices.reshape(-1), indices.shape, what)
+    return rows
 
 
 def _reached(

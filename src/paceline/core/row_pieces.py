@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
 from paceline.core import spreading
 from paceline.core.errors import ProtocolError
+from paceline.core.messages.parts import Pieces
 from paceline.core.messages.replies import Spreading
-from paceline.core.rows import ROOT, Table, add_rows, table, take_rows
+from paceline.core.rows import Table, add_rows, table, take_rows
 from paceline.core.tree import (
     Array,
     Flat,
@@ -26,13 +26,9 @@ from paceline.core.tree import (
     child,
     decoded,
     encoded,
-    paths,
     unflatten,
     views,
 )
-
-Pieces: TypeAlias = Sequence[tuple[str, int]]
-"""The paths of arrays in a share, and how many rows of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +99,9 @@ def rows_of(
     rows: Table, parts: Sequence[Sequence[Cut]], count: int, given: Flat
 ) -> list[list[Array]]:
     """What is added at each part, of rows that were checked: a list, one for each piece."""
-    arrays = dict(zip(paths(given.layout), given.arrays, strict=True))
     flat = [
-        arrays[path if path in arrays else ROOT].reshape(count, *_width(leaf))
-        for path, leaf in zip(rows.paths, rows.leaves, strict=True)
+        some.reshape(count, *(leaf.shape or ())[1:])
+        for some, leaf in zip(rows.given(given.layout, given.arrays), rows.leaves, strict=True)
     ]
     return [[cut.of(flat[cut.number]) for cut in part] for part in parts]
 
@@ -158,8 +153,3 @@ class Chosen:
             self._found, views(decoded(self.layout), added), strict=True
         ):
             add_rows(rows.arrays(block)[0], indices, some)
-
-
-def _width(leaf: Leaf) -> tuple[int, ...]:
-    assert leaf.shape is not None
-    return leaf.shape[1:]

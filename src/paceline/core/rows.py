@@ -101,10 +101,14 @@ class Table(NamedTuple):
 
         They are a tree of that layout. The indices are flat and have been checked, as the rows.
         """
-        found = paths(layout)
-        by_path = dict(zip(found, views(decoded(layout), rows), strict=True))
-        for path, table in zip(self.paths, self.arrays(block), strict=True):
-            add_rows(table, indices, by_path[path if path in by_path else ROOT])
+        added = self.given(layout, views(decoded(layout), rows))
+        for table, some in zip(self.arrays(block), added, strict=True):
+            add_rows(table, indices, some)
+
+    def given(self, layout: bytes, arrays: Sequence[Array]) -> list[Array]:
+        """The rows for each leaf, of the arrays of a tree of rows that was checked."""
+        by_path = dict(zip(paths(layout), arrays, strict=True))
+        return [by_path[path if path in by_path else ROOT] for path in self.paths]
 
     def arrays(self, block: Array | None) -> list[Array]:
         """Its leaves in a tree's block."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from paceline.core.errors import ProtocolError
-from paceline.core.row_pieces import Chosen, Pieces
+from paceline.core.messages.parts import Pieces
+from paceline.core.row_pieces import Chosen
 from paceline.core.tree import Array, decoded
 from paceline.core.waiting import Stored
 from paceline.server.adding import LONG_WORK
