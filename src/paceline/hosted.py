@@ -79,7 +79,7 @@ class Server(Closing):
         known = secrets.found(secret, secret_file, targets, f"the server {self.task}")
         if not known:
             raise Refused(f"the server {self.task} has an empty secret")
-        self._tls = found(tls, self.cluster.tls or None)
+        self._tls = found(tls, self.cluster.tls)
         over = {"tls": self._tls} if address.transport == "tcp" else {}
         try:
             listener = transport(address.transport).listen(address.place, **over)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class Keeper:
         with self._saving:
             began, step = time.monotonic(), self._steps()
             variables = self._restoring.saved()
-            counters = _counters(self._session)
+            counters = _counters(self._session.resources())
             path = checkpoints.save(
                 self.folder, step, variables, counters=counters, keep=self._keep
             )
@@ -146,22 +146,22 @@ class Keeper:
     def _save_if_due(self) -> None:
         assert self._session is not None
         late = self._every is not None and time.monotonic() - self._at >= self._every
-        if late or not self._saved.issuperset(_names(self._session, "variable")):
+        if late or not self._saved.issuperset(_names(self._session.resources(), "variable")):
             self.save()
 
 
-def _names(session: Session, kind: str) -> list[str]:
+def _names(there: Mapping[str, Any], kind: str) -> list[str]:
     """What there is of that kind in the default container."""
-    shared = session.resources()["shared"]
+    shared = there["shared"]
     return [each["name"] for each in shared if each["kind"] == kind and not each["container"]]
 
 
-def _counters(session: Session) -> dict[str, CounterEntry]:
-    there: dict[str, Any] = session.resources().get("counters", {})
+def _counters(there: Mapping[str, Any]) -> dict[str, CounterEntry]:
+    counters = there.get("counters", {})
     return {
-        name: CounterEntry(there[name]["start"], there[name]["value"])
-        for name in _names(session, "counter")
-        if name in there
+        name: CounterEntry(counters[name]["start"], counters[name]["value"])
+        for name in _names(there, "counter")
+        if name in counters
     }
 
 

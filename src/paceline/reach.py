@@ -121,7 +121,7 @@ def member(
         lambda: known,
         spec.numbered(),
         tuple(task for task, _ in targets),
-        found(tls, spec.tls or None),
+        found(tls, spec.tls),
     )
     return joining, targets
 

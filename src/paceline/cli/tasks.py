@@ -64,7 +64,7 @@ def certified(
     spec: ClusterSpec, cert: Path | None, key: Path | None, ca: Path | None
 ) -> Tls | None:
     """What TCP is encrypted with: the files of the options, else as the spec or the environment."""
-    return find(Tls(cert, key, ca) if cert or key or ca else None, spec.tls or None)
+    return find(Tls(cert, key, ca) if cert or key or ca else None, spec.tls)
 
 
 def introduce(spec: ClusterSpec, secret_file: Path | None, tls: Tls | None, what: str) -> None:

@@ -105,7 +105,7 @@ def found(tls: Tls | None, named: Mapping[str, str] | None = None) -> Tls | None
         if not isinstance(tls, Tls):
             raise SchemaError(f"tls is a paceline.Tls, not {tls!r}")
         return tls
-    if named is None:
+    if not named:
         named = {name: os.environ[var] for name, var in VARIABLES.items() if os.environ.get(var)}
     return Tls(**named) if named else None
 
