@@ -22,7 +22,7 @@ from paceline.server.operation_desk import OperationDesk
 from paceline.server.part_desk import HomeDesk
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.reader_desk import ReaderDesk
-from paceline.server.service import Service
+from paceline.server.service import Service, at_once
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Channel, Frame, HeapArena, Inline
 
@@ -176,13 +176,7 @@ class Crowd:
 
     def _do_long(self) -> None:
         while self._long:
-            work, finish = self._long.pop(0)
-            error: Exception | None = None
-            try:
-                work()
-            except Exception as e:
-                error = e
-            finish(error)
+            at_once(*self._long.pop(0))
 
     def _hear(self) -> None:
         for peer in self.peers:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hands import cluster
+from hands import cluster, toml
 
 import paceline
 from paceline import Session
@@ -45,6 +48,22 @@ class Servers:
             for key, part in found.items()
             if key.startswith(f"{name} ")
         }
+
+    @contextmanager
+    def stager(self, program: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+        """A process of its own that has staged something, and goes no further."""
+        toml(self.spec, folder / "cluster.toml")
+        (folder / "stager.py").write_text(program)
+        with subprocess.Popen(
+            [sys.executable, "stager.py"],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "staged\n"
+            yield process
 
     def close(self) -> None:
         self.stack.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -487,18 +485,7 @@ def test_a_writer_that_is_killed_between_staging_and_commit_changes_nothing(
 ) -> None:
     one = servers.session()
     made = one.spread("v", tree(1))
-    toml(servers.spec, tmp_path / "cluster.toml")
-    (tmp_path / "stager.py").write_text(STAGER)
-    killed = subprocess.Popen(
-        [sys.executable, "stager.py"],
-        cwd=tmp_path,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with killed:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == "staged\n"
+    with servers.stager(STAGER, tmp_path) as killed:
         adding = Call(made.assign_add, tree(1))
         until(lambda: waits(one, "write") == 1)
         assert whole(made.read().tree) == 1

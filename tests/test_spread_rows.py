@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -325,18 +323,7 @@ def test_an_adder_that_is_killed_before_its_commit_changes_nothing(
 ) -> None:
     one = servers.session()
     made = shared(servers, one)
-    toml(servers.spec, tmp_path / "cluster.toml")
-    (tmp_path / "stager.py").write_text(STAGER)
-    killed = subprocess.Popen(
-        [sys.executable, "stager.py"],
-        cwd=tmp_path,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with killed:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == "staged\n"
+    with servers.stager(STAGER, tmp_path) as killed:
         adding = Call(made.scatter_add, everywhere(), ones(20))
         until(lambda: waits(one, "write") == 1)
         assert whole(made.gather(everywhere()).tree) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from calls import DEADLINE_SECONDS, Call, until
-from wires import ends, serve
+from wires import ends, serve, server_and_client
 
 from paceline.core.codec import MAX_INLINE, PREFIX, PROTOCOL, REQUEST, encode_envelope
 from paceline.core.errors import Disconnected, OutOfMemory, Refused, TimedOut, UnknownName
@@ -33,15 +33,8 @@ MB = 1 << 20
 
 @pytest.fixture
 def server_end() -> Iterator[tuple[TcpChannel, TcpChannel]]:
-    """An end that never waits, as a server's, and the client's end of the same connection."""
-    one, two = ends()
-    arena = SharedArena()
-    server = TcpChannel(one, arena, waits=False)
-    client = TcpChannel(two, HeapArena(), waits=True)
-    yield server, client
-    server.close()
-    client.close()
-    arena.close()
+    with server_and_client(TcpChannel, *ends()) as both:
+        yield both
 
 
 def numbered(nbytes: int) -> Array:

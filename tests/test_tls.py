@@ -17,14 +17,13 @@ import pytest
 from calls import DEADLINE_SECONDS, Call, until
 from certified import files, sockets
 from hands import cluster, ended, served, start, toml
-from wires import SECRET, Wire, serve
+from wires import SECRET, Wire, serve, server_and_client
 
 from paceline import ClusterSpec, Refused, SchemaError, Server, Session, Tls
 from paceline.core.codec import PREFIX, PROTOCOL, REQUEST, encode_envelope
 from paceline.server.strangers import STRANGERS
 from paceline.transports import tcp
 from paceline.transports.base import Block, Frame, HeapArena
-from paceline.transports.shared import SharedArena
 from paceline.transports.stream import MOST
 from paceline.transports.tcp import TcpListener, host_and_port
 from paceline.transports.tls_channel import RECORD, TlsChannel
@@ -139,15 +138,8 @@ def test_a_spec_may_have_unix_sockets_too(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server_end() -> Iterator[tuple[TlsChannel, TlsChannel]]:
-    """An end that never waits, as a server's, and the client's end of the same connection."""
-    one, two = sockets()
-    arena = SharedArena()
-    server = TlsChannel(one, arena, waits=False)
-    client = TlsChannel(two, HeapArena(), waits=True)
-    yield server, client
-    server.close()
-    client.close()
-    arena.close()
+    with server_and_client(TlsChannel, *sockets()) as both:
+        yield both
 
 
 def block_of(data: bytes) -> Block:

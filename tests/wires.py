@@ -6,18 +6,23 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 from calls import DEADLINE_SECONDS
 
 from paceline.server.loop import LINGER, Server
 from paceline.session import Session
+from paceline.transports.base import HeapArena
+from paceline.transports.shared import SharedArena
 from paceline.transports.tcp import TcpListener, host_and_port
+from paceline.transports.tcp_channel import TcpChannel
 
 SECRET = b"secret"
+
+C = TypeVar("C", bound=TcpChannel)
 
 
 def ends() -> tuple[socket.socket, socket.socket]:
@@ -25,6 +30,20 @@ def ends() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         return one, listener.accept()[0]
+
+
+@contextmanager
+def server_and_client(
+    kind: Callable[..., C], one: socket.socket, two: socket.socket
+) -> Iterator[tuple[C, C]]:
+    """An end that never waits, as a server's, and the client's end of the same connection."""
+    arena = SharedArena()
+    server = kind(one, arena, waits=False)
+    client = kind(two, HeapArena(), waits=True)
+    yield server, client
+    server.close()
+    client.close()
+    arena.close()
 
 
 @contextmanager
