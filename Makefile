@@ -15,6 +15,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Workers are fresh interpreters: without bytecode, each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo questions test test-heavy test-all docs bench check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
