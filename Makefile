@@ -1,6 +1,7 @@
 # make demo      train CartPole in an environment of its own (.venv)
 # make test      run the tests of the core and of torch
 # make test-all  run every test, the slow and those of JAX, Keras and TensorFlow too
+# make chaos     kill, stop and cut, FAULTS=500 times, and check after each; SEED=0 draws the same again
 # make questions run the programs that answer the questions of docs/between-graph.md
 # make docs      build the documentation into build/docs; a broken link is an error
 # make bench     measure, each figure beside its limit; ARGS="call small --quick" chooses
@@ -10,6 +11,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+FAULTS ?= 500
+SEED ?= 0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +21,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Workers are fresh interpreters: without bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo questions test test-heavy test-all docs bench check static format-check lint types architecture format clean
+.PHONY: help demo questions test test-heavy test-all chaos docs bench check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
 help:
@@ -42,6 +45,9 @@ test-heavy: $(VENV)/heavy.stamp
 	@$(BIN)/python -m pytest tests/heavy $(ARGS)
 
 test-all: test test-heavy
+
+chaos: $(VENV)/test.stamp
+	@$(BIN)/python tests/campaign.py $(FAULTS) $(SEED)
 
 docs: $(VENV)/docs.stamp
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs

@@ -276,6 +276,13 @@ class Cluster(Closing):
         """
         return self._staff.stats()
 
+    def processes(self) -> dict[str, int]:
+        """The numbers of the processes that it started and that live, by task: `worker:0`, `ps:0`.
+
+        None where workers are threads, or share this one.
+        """
+        return self._staff.processes()
+
     def save(self) -> Path:
         """Write a checkpoint now, while training goes on; its folder.
 

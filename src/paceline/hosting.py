@@ -87,6 +87,11 @@ class Launched:
         session.lines.end()
         return session
 
+    def processes(self) -> dict[str, int]:
+        """The processes of the servers that live."""
+        found = {f"ps:{index}": server.pid for index, server in enumerate(self._servers)}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
     def close(self) -> None:
         with ExitStack() as steps:
             if self._folder:
@@ -136,6 +141,11 @@ class _Process(Listener):
         if self._task is not None:
             self._engine.stop(self._task, timeout)
 
+    @property
+    def pid(self) -> int | None:
+        """Its process, while that lives."""
+        return self._task.pid if self._task is not None and self._task.alive else None
+
     def received(self, task: Task, message: object, /) -> None:
         """A server has nothing to say."""
 
@@ -171,6 +181,7 @@ class _Thread:
             raise
         self._on_end = on_end
         self._error: str | None = None
+        self.pid = None
         self._thread = threading.Thread(target=self._run, name="paceline-server", daemon=True)
         self._thread.start()
 
@@ -211,6 +222,10 @@ class Local:
 
     def chief(self) -> Session:
         return Session(job="chief", index=0, channel=self._server.connect())
+
+    def processes(self) -> dict[str, int]:
+        """There is none but this."""
+        return {}
 
     def close(self) -> None:
         if self.engine.concurrent:

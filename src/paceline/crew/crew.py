@@ -105,6 +105,12 @@ class Crew(Listener, Care):
                 if job is None or seat.job == job
             )
 
+    def processes(self) -> dict[str, int]:
+        """The processes of the workers that live, where they have some of their own."""
+        with self.lock:
+            tasks = [(seat.name, seat.task) for seat in self.seats if seat.task is not None]
+            return {name: task.pid for name, task in tasks if task.alive and task.pid is not None}
+
     def places(self) -> list[Place]:
         """What each worker is at, as far as it can be seen from here."""
         with self.lock:

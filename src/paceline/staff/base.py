@@ -71,6 +71,10 @@ class Staff(ABC):
     def stats(self) -> Stats:
         """All counters and times as they are now."""
 
+    def processes(self) -> dict[str, int]:
+        """The processes that were started here and live, by their tasks."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """End the session, and every process and thread that was started here."""

@@ -194,6 +194,9 @@ class Launched(Staff):
             servers=MappingProxyType(servers),
         )
 
+    def processes(self) -> dict[str, int]:
+        return {**self._hosting.processes(), **self._crew.processes()}
+
     def close(self) -> None:
         # Interrupted in one step, it still takes the next ones.
         with self._crew.turn, ExitStack() as steps:

@@ -1,0 +1,308 @@
+"""Faults for clusters under test: dead, stopped and slow processes, cut connections, full disks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+from paceline.core.errors import SchemaError, TimedOut, UnknownName, Unsupported
+from paceline.testing.relay import Relay
+
+try:
+    import resource
+except ImportError:
+    # Windows has no such limits.
+    resource = None  # type: ignore[assignment]
+
+Kind = Literal["kill", "pause", "slow", "cut", "lose", "tear", "delay"]
+"""A process is killed, stopped for a moment, or slowed down for one; connections are cut, lose a
+reply, get half of one, or are slow for a moment."""
+
+OF_PROCESSES, OF_CONNECTIONS = ("kill", "pause", "slow"), ("cut", "lose", "tear", "delay")
+
+PAUSE, SLOW, SHARE, DELAY = 0.3, 0.5, 0.2, 0.05
+PERIOD = 0.02
+LOOK = 0.001
+
+
+class HasProcesses(Protocol):
+    """What a `Cluster` has: the processes of its tasks, as they are now."""
+
+    def processes(self) -> Mapping[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was done to whom, and the seconds until that was noticed, and until all worked again.
+
+    `noticed` is `None` where there is nothing that anybody should notice.
+    """
+
+    kind: Kind
+    target: str
+    noticed: float | None
+    recovered: float
+
+    @property
+    def role(self) -> str:
+        """The job of whom it was done to, such as `worker` or `ps`."""
+        return self.target.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a campaign did. Printed, it is a table of the longest times by role and kind."""
+
+    seed: int
+    faults: Sequence[Fault] = field(repr=False)
+
+    def __str__(self) -> str:
+        groups = sorted({(fault.role, fault.kind) for fault in self.faults})
+        lines = [f"{len(self.faults)} faults, seed {self.seed}; longest seconds to notice, recover"]
+        for role, kind in groups:
+            those = [f for f in self.faults if (f.role, f.kind) == (role, kind)]
+            seen = [f.noticed for f in those if f.noticed is not None]
+            noticed = f"{max(seen):7.3f}" if seen else "      -"
+            longest = max(f.recovered for f in those)
+            lines.append(f"{role:<8} {kind:<6} {len(those):5}  {noticed} {longest:7.3f}")
+        return "\n".join(lines)
+
+
+class Chaos:
+    """Does harm to the processes of a cluster, and to connections that go through relays.
+
+    Args:
+        cluster: a `Cluster`; or a function that returns the processes of tasks by name, as they are
+            now, for a cluster by hand.
+        relays: by the task whose connections each carries.
+        seed: of what is drawn in a campaign; by default another one each time.
+
+    Raises:
+        Unsupported: on Windows.
+    """
+
+    def __init__(
+        self,
+        cluster: HasProcesses | Callable[[], Mapping[str, int]],
+        *,
+        relays: Mapping[str, Relay] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if os.name != "posix":
+            raise Unsupported("processes are stopped and killed as Linux and macOS do it: use WSL")
+        self._processes = cluster if callable(cluster) else cluster.processes
+        self._relays = dict(relays or {})
+        self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
+        self._draw = random.Random(self.seed)
+
+    def kill(self, task: str) -> int:
+        """End a task's process by SIGKILL; the number it had."""
+        pid = self._pid(task)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    @contextmanager
+    def paused(self, task: str) -> Iterator[None]:
+        """Stop a task's process within the block (SIGSTOP): it lives and does nothing."""
+        pid = self._pid(task)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _go_on(pid)
+
+    @contextmanager
+    def slowed(self, task: str, share: float = SHARE) -> Iterator[None]:
+        """Let a task's process run for that share of the time only within the block."""
+        if not 0 < share < 1:
+            raise SchemaError(f"slowed: share is a number between 0 and 1, not {share!r}")
+        pid, over = self._pid(task), threading.Event()
+
+        def slow() -> None:
+            with suppress(ProcessLookupError):
+                while not over.wait(PERIOD * share):
+                    os.kill(pid, signal.SIGSTOP)
+                    over.wait(PERIOD * (1 - share))
+                    os.kill(pid, signal.SIGCONT)
+
+        thread = threading.Thread(target=slow, name="paceline-chaos", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            _go_on(pid)
+
+    @contextmanager
+    def delayed(self, task: str, seconds: float = DELAY) -> Iterator[None]:
+        """Delay all that a task's relay carries by so many seconds, each way, within the block."""
+        relay = self._relay(task)
+        relay.delay = seconds
+        try:
+            yield
+        finally:
+            relay.delay = 0.0
+
+    def cut(self, task: str) -> None:
+        """Cut the connections that a task's relay carries."""
+        self._relay(task).cut()
+
+    def lose(self, task: str) -> None:
+        """Have the next reply on each connection to a task lost, and with it the connection."""
+        self._relay(task).lose()
+
+    def tear(self, task: str) -> None:
+        """Have each connection to a task cut in the middle of its next reply."""
+        self._relay(task).tear()
+
+    def strike(
+        self, kind: Kind, task: str, work: Callable[[], object], *, limit: float = 60.0
+    ) -> Fault:
+        """Do one harm, and see it through: `work` is called until all goes on.
+
+        A process that was killed is then another one. `work` does a step of what the cluster is
+        for, such as `batches.next`; what it raises is raised.
+
+        Raises:
+            TimedOut: it was not noticed, or did not go on, within `limit` seconds.
+            UnknownName: there is no such task, or no relay to it.
+        """
+        began = time.monotonic()
+        noticed = None
+        if kind == "kill":
+            before = self.kill(task)
+            while self._processes().get(task) == before:
+                self._check(began, limit, f"the end of {task} was not noticed")
+                time.sleep(LOOK)
+            noticed = time.monotonic() - began
+            work()
+            while task not in self._processes():
+                self._check(began, limit, f"{task} was not started again")
+                work()
+        else:
+            self._disturb(kind, task, work)
+        work()
+        self._check(began, limit, f"{task} did not recover from '{kind}'")
+        return Fault(kind, task, noticed, time.monotonic() - began)
+
+    def campaign(
+        self,
+        work: Callable[[], object],
+        *,
+        faults: int = 100,
+        kinds: Sequence[Kind] | None = None,
+        targets: Sequence[str] | None = None,
+        every: float = 0.0,
+        check: Callable[[Fault], object] = lambda fault: None,
+        limit: float = 60.0,
+    ) -> Report:
+        """Do harm again and again: each time to a task that is drawn, as `strike` does.
+
+        The same seed draws the same faults, as long as there are the same tasks.
+
+        Args:
+            kinds: by default all that there is a way to do.
+            targets: tasks, or jobs for all tasks of them; by default all.
+            every: seconds of work between two faults.
+            check: called after each; what it raises ends the campaign, and says after which fault.
+        """
+        chosen = self._possible(kinds)
+        done: list[Fault] = []
+        for number in range(faults):
+            until = time.monotonic() + every
+            work()
+            while time.monotonic() < until:
+                work()
+            kind = self._draw.choice(chosen)
+            there = self._processes() if kind in OF_PROCESSES else self._relays
+            task = self._draw.choice(sorted(_wanted(there, targets)))
+            try:
+                done.append(self.strike(kind, task, work, limit=limit))
+                check(done[-1])
+            except BaseException as e:
+                e.add_note(f"fault {number} of seed {self.seed}: '{kind}' of {task}")
+                raise
+        return Report(self.seed, tuple(done))
+
+    def _disturb(self, kind: Kind, task: str, work: Callable[[], object]) -> None:
+        lasting: dict[str, tuple[Callable[[str], Any], float]] = {
+            "pause": (self.paused, PAUSE),
+            "slow": (self.slowed, SLOW),
+            "delay": (self.delayed, SLOW),
+        }
+        if kind in lasting:
+            disturbed, seconds = lasting[kind]
+            with disturbed(task):
+                time.sleep(seconds)
+        else:
+            {"cut": self.cut, "lose": self.lose, "tear": self.tear}[kind](task)
+            work()
+
+    def _possible(self, kinds: Sequence[Kind] | None) -> list[Kind]:
+        if kinds is None:
+            return [k for k in get_args(Kind) if k in OF_PROCESSES or self._relays]
+        for kind in kinds:
+            if kind not in get_args(Kind):
+                raise UnknownName(f"no fault {kind!r}; there are {list(get_args(Kind))}")
+            if kind in OF_CONNECTIONS and not self._relays:
+                raise UnknownName(f"'{kind}' takes relays between the sessions and a server")
+        return list(kinds)
+
+    def _pid(self, task: str) -> int:
+        there = self._processes()
+        if task not in there:
+            raise UnknownName(f"no process {task!r}; there are {sorted(there)}")
+        return there[task]
+
+    def _relay(self, task: str) -> Relay:
+        if task not in self._relays:
+            raise UnknownName(f"no relay to {task!r}; there are {sorted(self._relays)}")
+        return self._relays[task]
+
+    def _check(self, began: float, limit: float, what: str) -> None:
+        if time.monotonic() - began > limit:
+            raise TimedOut(f"{what} within {limit} s; there are {dict(self._processes())}")
+
+
+@contextmanager
+def full_disk(room: int = 0) -> Iterator[None]:
+    """Let no file of this process grow beyond `room` bytes within the block, as on a full disk.
+
+    Whoever writes more gets an OSError. It holds for every thread of the process.
+
+    Raises:
+        Unsupported: on Windows.
+    """
+    if resource is None:
+        raise Unsupported("the size of files is limited as Linux and macOS do it: use WSL")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores the signal that comes with it.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _wanted(there: Mapping[str, object], targets: Sequence[str] | None) -> list[str]:
+    found = [
+        task
+        for task in there
+        if targets is None or task in targets or task.partition(":")[0] in targets
+    ]
+    if not found:
+        raise UnknownName(f"none of {list(targets or ())} is among {sorted(there)}")
+    return found
+
+
+def _go_on(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,220 @@
+"""A relay between sessions and a server, which cuts, loses, tears and delays what it carries."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal
+
+from paceline.core.closing import Closing
+from paceline.core.errors import Unsupported
+
+Hurt = Literal["", "lose", "tear"]
+
+MOST = 1 << 20
+"""Bytes that wait for one end, from which on no more is read from the other."""
+
+PIECE = 1 << 16
+
+
+class Relay(Closing):
+    """Carries the connections of sessions to a server over TCP, and hurts them when told.
+
+    `target` is what a session opens in the place of the server's own; the secret is the server's,
+    which the relay does not know. Closing it cuts all connections. A server that is started again
+    at its address is reached by the connections made from then on.
+
+    Raises:
+        Unsupported: the server is not reached over TCP. Over a Unix socket memory is passed along.
+    """
+
+    def __init__(self, server: str, *, port: int = 0) -> None:
+        if not server.startswith("tcp:"):
+            raise Unsupported(f"a relay carries connections over TCP, not to {server!r}")
+        host, _, number = server.removeprefix("tcp:").rpartition(":")
+        self._server = (host.strip("[]"), int(number))
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.target = f"tcp:127.0.0.1:{self._listener.getsockname()[1]}"
+        self.carried = 0
+        """How many connections there have been."""
+        self.delay = 0.0
+        """Seconds that whatever is read from now on waits before it is passed on."""
+        self._pairs: list[_Pair] = []
+        self._asked: deque[Callable[[], object]] = deque()
+        self._woken, self._waker = socket.socketpair()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="paceline-relay", daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Cut every connection now, both ways together."""
+        self._ask(self._end_pairs)
+
+    def lose(self) -> None:
+        """Lose the next reply on each connection: it is cut when the server has sent one."""
+        self._hurt("lose")
+
+    def tear(self) -> None:
+        """Let half of the next reply on each connection arrive, and cut it then."""
+        self._hurt("tear")
+
+    def close(self) -> None:
+        """End everything. Idempotent."""
+        if self._thread.is_alive():
+            self._ask(self._end)
+            self._thread.join()
+
+    def _hurt(self, how: Hurt) -> None:
+        def hurt() -> None:
+            for pair in self._pairs:
+                pair.hurt = how
+
+        self._ask(hurt)
+
+    def _ask(self, command: Callable[[], object]) -> None:
+        """Have a command carried out by the relay's thread; returns when it has been."""
+        done = threading.Event()
+
+        def run() -> None:
+            command()
+            done.set()
+
+        self._asked.append(run)
+        with suppress(OSError):
+            self._waker.send(b"!")
+        while not done.wait(0.1) and self._thread.is_alive():
+            pass
+
+    def _end_pairs(self) -> None:
+        for pair in self._pairs:
+            pair.end()
+
+    def _end(self) -> None:
+        self._over = True
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._step()
+        finally:
+            self._end_pairs()
+            for one in (self._listener, self._woken, self._waker):
+                one.close()
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        reading: list[Any] = [self._listener, self._woken]
+        writing: list[Any] = []
+        dues = [0.5]
+        for half in (half for pair in self._pairs for half in pair.halves):
+            if half.size < MOST and not half.over:
+                reading.append(half)
+            if half.waiting:
+                due = half.waiting[0][0] - now
+                writing += [half.sink] if due <= 0 else []
+                dues += [due] if due > 0 else []
+        ready, writable, _ = select.select(reading, writing, [], min(dues))
+        if self._woken in ready:
+            self._woken.recv(PIECE)
+            while self._asked:
+                self._asked.popleft()()
+        if self._listener in ready:
+            self._accept()
+        for pair in self._pairs:
+            for half in pair.halves:
+                if half in ready and not pair.over:
+                    pair.read(half, self.delay)
+                if half.sink in writable and not pair.over:
+                    half.write()
+            if any(half.over and not half.waiting for half in pair.halves):
+                pair.end()
+        self._pairs = [pair for pair in self._pairs if not pair.over]
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        try:
+            server = socket.create_connection(self._server, timeout=1.0)
+        except OSError:
+            client.close()
+            return
+        self.carried += 1
+        self._pairs.append(_Pair(client, server))
+
+
+class _Half:
+    """One direction of a connection."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket, *, replies: bool) -> None:
+        self._source = source
+        self.sink = sink
+        self.replies = replies
+        self.waiting: deque[tuple[float, memoryview]] = deque()
+        self.size = 0
+        self.over = False
+
+    def fileno(self) -> int:
+        return self._source.fileno()
+
+    def read(self) -> bytes:
+        with suppress(BlockingIOError):
+            try:
+                data = self._source.recv(PIECE)
+            except OSError:
+                data = b""
+            self.over = not data
+            return data
+        return b""
+
+    def put(self, data: bytes, delay: float) -> None:
+        self.waiting.append((time.monotonic() + delay, memoryview(data)))
+        self.size += len(data)
+
+    def write(self) -> None:
+        due, data = self.waiting.popleft()
+        try:
+            count = self.sink.send(data)
+        except BlockingIOError:
+            count = 0
+        except OSError:
+            self.over = True
+            self.waiting.clear()
+            return
+        self.size -= count
+        if count < len(data):
+            self.waiting.appendleft((due, data[count:]))
+
+
+class _Pair:
+    """A connection, and the relay's own to the server."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self._ends = (client, server)
+        for one in self._ends:
+            one.setblocking(False)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.halves = (
+            _Half(client, server, replies=False),
+            _Half(server, client, replies=True),
+        )
+        self.hurt: Hurt = ""
+        self.over = False
+
+    def read(self, half: _Half, delay: float) -> None:
+        data = half.read()
+        if data and half.replies and self.hurt:
+            if self.hurt == "tear":
+                with suppress(OSError):
+                    half.sink.send(data[: (len(data) + 1) // 2])
+            self.end()
+        elif data:
+            half.put(data, delay)
+
+    def end(self) -> None:
+        self.over = True
+        for one in self._ends:
+            one.close()

@@ -1,0 +1,179 @@
+"""The chaos kit: what it does to processes, connections and disks, and what clusters make of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from campaign import PARTS
+from clusters import LIMIT, following, quiet, until
+
+import paceline
+from paceline import CheckpointError, TimedOut, UnknownName, Unsupported, checkpoints
+from paceline.testing import Chaos, Fault, Relay, Report, full_disk, serving
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def here() -> dict[str, int]:
+    return {"me:0": os.getpid()}
+
+
+# Processes
+
+
+def test_a_cluster_says_which_processes_its_tasks_have() -> None:
+    with quiet(2) as cluster:
+        found = cluster.processes()
+        assert sorted(found) == ["ps:0", "worker:0", "worker:1"]
+        assert len(set(found.values()) | {os.getpid()}) == 4
+    with quiet(2, "threads") as cluster:
+        assert cluster.processes() == {}
+
+
+def test_a_killed_worker_is_struck_noticed_and_replaced() -> None:
+    with quiet(1) as cluster:
+        policy = cluster.variable("policy", np.zeros(3))
+        batches = cluster.collect(following, policy, batch_size=1)
+        before = int(batches.next().data["pid"][0])
+        found = Chaos(cluster).strike("kill", "worker:0", lambda: batches.next(timeout=LIMIT))
+        assert (found.kind, found.target, found.role) == ("kill", "worker:0", "worker")
+        assert found.noticed is not None
+        assert 0 < found.noticed < min(1.0, found.recovered)
+        after = until(lambda: {int(batches.next().data["pid"][0])} - {before})
+        assert after == {cluster.processes()["worker:0"]}
+
+
+def test_a_paused_process_stops_for_the_block_and_goes_on() -> None:
+    with quiet(1) as cluster:
+        chaos, pid = Chaos(cluster), cluster.processes()["worker:0"]
+        with chaos.paused("worker:0"):
+            until(lambda: state(pid) == "T")
+        until(lambda: state(pid) != "T")
+
+
+def test_a_slowed_process_is_stopped_again_and_again_and_goes_on() -> None:
+    with quiet(1) as cluster:
+        chaos, pid = Chaos(cluster), cluster.processes()["worker:0"]
+        with chaos.slowed("worker:0", 0.5):
+            for _ in range(3):
+                until(lambda: state(pid) == "T")
+                until(lambda: state(pid) != "T")
+        until(lambda: state(pid) != "T")
+
+
+def test_what_is_not_there_cannot_be_harmed() -> None:
+    chaos = Chaos(here)
+    with pytest.raises(UnknownName, match=r"^no process 'worker:9'; there are \['me:0'\]$"):
+        chaos.kill("worker:9")
+    with pytest.raises(UnknownName, match=r"^no relay to 'ps:0'; there are \[\]$"):
+        chaos.cut("ps:0")
+    with pytest.raises(UnknownName, match=r"^no fault 'burn'; there are \['kill', "):
+        chaos.campaign(lambda: None, kinds=["burn"])  # type: ignore[list-item]
+    with pytest.raises(UnknownName, match=r"^'cut' takes relays between"):
+        chaos.campaign(lambda: None, kinds=["cut"])
+    with pytest.raises(UnknownName, match=r"^none of \['ps'\] is among \['me:0'\]$"):
+        chaos.campaign(lambda: None, kinds=["pause"], targets=["ps"])
+
+
+def test_what_does_not_recover_in_time_says_so() -> None:
+    with quiet(1, restarts=0) as cluster:
+        with pytest.raises(TimedOut, match=r"^worker:0 was not started again within 0\.2 s; th"):
+            Chaos(cluster).strike("kill", "worker:0", lambda: None, limit=0.2)
+
+
+# Connections
+
+
+@pytest.mark.parametrize("kind", ["cut", "lose", "tear", "delay"])
+def test_a_harmed_connection_neither_loses_nor_repeats_anything(kind: Any) -> None:
+    with serving("tcp", where="thread") as server, Relay(server.target) as relay:
+        with paceline.Session(relay.target, secret=server.secret) as session:
+            steps, taken = session.counter("steps"), list[int]()
+            chaos = Chaos(here, relays={"ps:0": relay})
+
+            def work() -> None:
+                taken.append(steps.add(1))
+
+            for _ in range(3):
+                work()
+                chaos.strike(kind, "ps:0", work)
+            assert taken == list(range(1, len(taken) + 1))
+            # A connection that is harmed while nothing is on it is one more all the same.
+            assert relay.carried == 1 if kind == "delay" else relay.carried > 2
+
+
+def test_a_relay_carries_what_does_not_fit_into_its_hands() -> None:
+    with serving("tcp", where="thread") as server, Relay(server.target) as relay:
+        with paceline.Session(relay.target, secret=server.secret) as session:
+            table = np.arange(1 << 20)
+            variable = session.variable("table", table)
+            assert np.array_equal(variable.read().tree, table)
+
+
+def test_a_relay_does_not_carry_shared_memory() -> None:
+    with pytest.raises(
+        Unsupported, match=r"^a relay carries connections over TCP, not to 'unix:/a'"
+    ):
+        Relay("unix:/a")
+
+
+# Disks
+
+
+def test_a_full_disk_leaves_the_checkpoints_that_were_there(tmp_path: Path) -> None:
+    saved = {"w": checkpoints.Saved(1, np.zeros(100_000))}
+    first = checkpoints.save(tmp_path, 1, saved)
+    with (
+        full_disk(1000),
+        pytest.raises(CheckpointError, match=r"^checkpoint of step 2 in .*800000"),
+    ):
+        checkpoints.save(tmp_path, 2, saved)
+    found = checkpoints.latest(tmp_path)
+    assert found is not None
+    assert found.path == first
+    assert checkpoints.save(tmp_path, 3, saved).exists()
+
+
+# Campaigns
+
+
+@pytest.mark.parametrize(("part", "faults"), list(zip(PARTS, (4, 2, 12), strict=True)))
+def test_a_campaign_breaks_no_promise(part: Callable[[int, int], Report], faults: int) -> None:
+    report = part(faults, 3)
+    assert len(report.faults) == faults
+    lines = str(report).splitlines()
+    assert lines[0] == f"{faults} faults, seed 3; longest seconds to notice, recover"
+    assert len(lines) == 1 + len({(fault.role, fault.kind) for fault in report.faults})
+
+
+def test_the_same_seed_draws_the_same_faults_and_says_where_it_broke() -> None:
+    drawn = []
+    for _ in range(2):
+        with serving("tcp", where="thread") as server, Relay(server.target) as relay:
+            with paceline.Session(relay.target, secret=server.secret) as session:
+                steps = session.counter("steps")
+                chaos = Chaos(here, relays={"ps:0": relay}, seed=1)
+                report = chaos.campaign(
+                    partial(steps.add, 1), faults=6, kinds=["cut", "lose", "tear"]
+                )
+        drawn.append([fault.kind for fault in report.faults])
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 1
+
+    def breaks(fault: Fault) -> None:
+        raise ArithmeticError("not conserved")
+
+    with serving("tcp", where="thread") as server, Relay(server.target) as relay:
+        chaos = Chaos(here, relays={"ps:0": relay}, seed=1)
+        with pytest.raises(ArithmeticError) as caught:
+            chaos.campaign(lambda: None, kinds=["cut"], check=breaks)
+    assert caught.value.__notes__ == ["fault 0 of seed 1: 'cut' of ps:0"]
+    assert str(Report(1, ())) == "0 faults, seed 1; longest seconds to notice, recover"
