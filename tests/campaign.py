@@ -111,7 +111,7 @@ def of_connections(faults: int, seed: int) -> Report:
 
             chaos = Chaos(dict, relays={"connection": relay}, seed=seed)
             return chaos.campaign(
-                work, faults=faults, kinds=["cut", "lose", "tear", "delay"], check=check
+                work, faults=faults, kinds=["cut", "lose", "repeat", "tear", "delay"], check=check
             )
 
 

@@ -92,7 +92,7 @@ def test_what_does_not_recover_in_time_says_so() -> None:
 # Connections
 
 
-@pytest.mark.parametrize("kind", ["cut", "lose", "tear", "delay"])
+@pytest.mark.parametrize("kind", ["cut", "lose", "repeat", "tear", "delay"])
 def test_a_harmed_connection_neither_loses_nor_repeats_anything(kind: Any) -> None:
     with serving("tcp", where="thread") as server, Relay(server.target) as relay:
         with paceline.Session(relay.target, secret=server.secret) as session:
@@ -162,7 +162,7 @@ def test_the_same_seed_draws_the_same_faults_and_says_where_it_broke() -> None:
                 steps = session.counter("steps")
                 chaos = Chaos(here, relays={"ps:0": relay}, seed=1)
                 report = chaos.campaign(
-                    partial(steps.add, 1), faults=6, kinds=["cut", "lose", "tear"]
+                    partial(steps.add, 1), faults=6, kinds=["cut", "lose", "repeat", "tear"]
                 )
         drawn.append([fault.kind for fault in report.faults])
     assert drawn[0] == drawn[1]

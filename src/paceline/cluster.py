@@ -279,7 +279,7 @@ class Cluster(Closing):
     def processes(self) -> dict[str, int]:
         """The numbers of the processes that it started and that live, by task: `worker:0`, `ps:0`.
 
-        None where workers are threads, or share this one.
+        Threads, and what runs in this process, are not among them.
         """
         return self._staff.processes()
 

@@ -8,9 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from functools import partial
+from typing import Literal, Protocol, get_args
 
 from paceline.core.errors import SchemaError, TimedOut, UnknownName, Unsupported
 from paceline.testing.relay import Relay
@@ -21,11 +22,12 @@ except ImportError:
     # Windows has no such limits.
     resource = None  # type: ignore[assignment]
 
-Kind = Literal["kill", "pause", "slow", "cut", "lose", "tear", "delay"]
+Kind = Literal["kill", "pause", "slow", "cut", "lose", "repeat", "tear", "delay"]
 """A process is killed, stopped for a moment, or slowed down for one; connections are cut, lose a
-reply, get half of one, or are slow for a moment."""
+reply, get one that would be sent again, get half of one, or are slow for a moment."""
 
-OF_PROCESSES, OF_CONNECTIONS = ("kill", "pause", "slow"), ("cut", "lose", "tear", "delay")
+OF_PROCESSES: Sequence[Kind] = ("kill", "pause", "slow")
+OF_CONNECTIONS: Sequence[Kind] = ("cut", "lose", "repeat", "tear", "delay")
 
 PAUSE, SLOW, SHARE, DELAY = 0.3, 0.5, 0.2, 0.05
 PERIOD = 0.02
@@ -42,7 +44,8 @@ class HasProcesses(Protocol):
 class Fault:
     """What was done to whom, and the seconds until that was noticed, and until all worked again.
 
-    `noticed` is `None` where there is nothing that anybody should notice.
+    Where harm lasts for a moment they are counted from its end. `noticed` is `None` where there is
+    nothing that anybody should notice.
     """
 
     kind: Kind
@@ -111,35 +114,34 @@ class Chaos:
     @contextmanager
     def paused(self, task: str) -> Iterator[None]:
         """Stop a task's process within the block (SIGSTOP): it lives and does nothing."""
-        pid = self._pid(task)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            _go_on(pid)
+        with _held(self._pid(task)) as send:
+            send(signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                send(signal.SIGCONT)
 
     @contextmanager
     def slowed(self, task: str, share: float = SHARE) -> Iterator[None]:
         """Let a task's process run for that share of the time only within the block."""
         if not 0 < share < 1:
             raise SchemaError(f"slowed: share is a number between 0 and 1, not {share!r}")
-        pid, over = self._pid(task), threading.Event()
+        over = threading.Event()
+        with _held(self._pid(task)) as send:
 
-        def slow() -> None:
-            with suppress(ProcessLookupError):
+            def slow() -> None:
                 while not over.wait(PERIOD * share):
-                    os.kill(pid, signal.SIGSTOP)
+                    send(signal.SIGSTOP)
                     over.wait(PERIOD * (1 - share))
-                    os.kill(pid, signal.SIGCONT)
+                    send(signal.SIGCONT)
 
-        thread = threading.Thread(target=slow, name="paceline-chaos", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-            _go_on(pid)
+            thread = threading.Thread(target=slow, name="paceline-chaos", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
 
     @contextmanager
     def delayed(self, task: str, seconds: float = DELAY) -> Iterator[None]:
@@ -159,6 +161,10 @@ class Chaos:
         """Have the next reply on each connection to a task lost, and with it the connection."""
         self._relay(task).lose()
 
+    def repeat(self, task: str) -> None:
+        """Have the next reply on each connection arrive, without its server hearing so."""
+        self._relay(task).repeat()
+
     def tear(self, task: str) -> None:
         """Have each connection to a task cut in the middle of its next reply."""
         self._relay(task).tear()
@@ -169,7 +175,8 @@ class Chaos:
         """Do one harm, and see it through: `work` is called until all goes on.
 
         A process that was killed is then another one. `work` does a step of what the cluster is
-        for, such as `batches.next`; what it raises is raised.
+        for, such as `batches.next`; what it raises is raised. It is called while the harm lasts,
+        too.
 
         Raises:
             TimedOut: it was not noticed, or did not go on, within `limit` seconds.
@@ -188,7 +195,7 @@ class Chaos:
                 self._check(began, limit, f"{task} was not started again")
                 work()
         else:
-            self._disturb(kind, task, work)
+            began = self._disturb(kind, task, work)
         work()
         self._check(began, limit, f"{task} did not recover from '{kind}'")
         return Fault(kind, task, noticed, time.monotonic() - began)
@@ -232,23 +239,25 @@ class Chaos:
                 raise
         return Report(self.seed, tuple(done))
 
-    def _disturb(self, kind: Kind, task: str, work: Callable[[], object]) -> None:
-        lasting: dict[str, tuple[Callable[[str], Any], float]] = {
+    def _disturb(self, kind: Kind, task: str, work: Callable[[], object]) -> float:
+        """Do harm that ends by itself; when it did."""
+        lasting: dict[str, tuple[Callable[[str], AbstractContextManager[None]], float]] = {
             "pause": (self.paused, PAUSE),
             "slow": (self.slowed, SLOW),
             "delay": (self.delayed, SLOW),
         }
         if kind in lasting:
             disturbed, seconds = lasting[kind]
-            with disturbed(task):
-                time.sleep(seconds)
-        else:
-            {"cut": self.cut, "lose": self.lose, "tear": self.tear}[kind](task)
-            work()
+            return _during(disturbed(task), seconds, work)
+        began = time.monotonic()
+        {"cut": self.cut, "lose": self.lose, "repeat": self.repeat, "tear": self.tear}[kind](task)
+        work()
+        return began
 
     def _possible(self, kinds: Sequence[Kind] | None) -> list[Kind]:
         if kinds is None:
-            return [k for k in get_args(Kind) if k in OF_PROCESSES or self._relays]
+            ways = (OF_PROCESSES, self._processes()), (OF_CONNECTIONS, self._relays)
+            return [kind for kinds, there in ways if there for kind in kinds]
         for kind in kinds:
             if kind not in get_args(Kind):
                 raise UnknownName(f"no fault {kind!r}; there are {list(get_args(Kind))}")
@@ -276,7 +285,8 @@ class Chaos:
 def full_disk(room: int = 0) -> Iterator[None]:
     """Let no file of this process grow beyond `room` bytes within the block, as on a full disk.
 
-    Whoever writes more gets an OSError. It holds for every thread of the process.
+    Whoever writes more gets an OSError. It holds for every thread of the process, for shared memory
+    that it makes, and for processes that it starts.
 
     Raises:
         Unsupported: on Windows.
@@ -303,6 +313,43 @@ def _wanted(there: Mapping[str, object], targets: Sequence[str] | None) -> list[
     return found
 
 
-def _go_on(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+@contextmanager
+def _held(pid: int) -> Iterator[Callable[[int], None]]:
+    """What sends signals to that process, and after its end to no other that has its number."""
+    with ExitStack() as steps:
+        send = partial(os.kill, pid)
+        if hasattr(signal, "pidfd_send_signal"):
+            descriptor = os.pidfd_open(pid)
+            steps.callback(os.close, descriptor)
+            send = partial(signal.pidfd_send_signal, descriptor)
+
+        def sent(number: int) -> None:
+            with suppress(ProcessLookupError):
+                send(number)
+
+        yield sent
+
+
+def _during(
+    harm: AbstractContextManager[None], seconds: float, work: Callable[[], object]
+) -> float:
+    """Work while harm is done for so many seconds, and until it is over; when it was."""
+    with ExitStack() as steps:
+        steps.enter_context(harm)
+        ends: list[float] = []
+
+        def end() -> None:
+            try:
+                steps.close()
+            finally:
+                ends.append(time.monotonic())
+
+        # Work that waits for whoever is stopped must not keep this from ending.
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        try:
+            while not ends:
+                work()
+        finally:
+            timer.join()
+    return ends[0]

@@ -1,25 +1,32 @@
-"""A relay between sessions and a server, which cuts, loses, tears and delays what it carries."""
+"""A relay between sessions and a server, which cuts, loses, repeats and delays what it carries."""
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.core.closing import Closing
 from paceline.core.errors import Unsupported
 
-Hurt = Literal["", "lose", "tear"]
+Hurt = Literal["", "lose", "repeat", "tear"]
 
 MOST = 1 << 20
 """Bytes that wait for one end, from which on no more is read from the other."""
 
 PIECE = 1 << 16
+
+QUIET = 0.02
+"""Seconds after a server's last byte from which on its reply counts as whole."""
+
+_READ = select.POLLIN | select.POLLHUP | select.POLLERR
+_WRITE = select.POLLOUT | select.POLLHUP | select.POLLERR
 
 
 class Relay(Closing):
@@ -39,6 +46,7 @@ class Relay(Closing):
         host, _, number = server.removeprefix("tcp:").rpartition(":")
         self._server = (host.strip("[]"), int(number))
         self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener.setblocking(False)
         self.target = f"tcp:127.0.0.1:{self._listener.getsockname()[1]}"
         self.carried = 0
         """How many connections there have been."""
@@ -58,6 +66,13 @@ class Relay(Closing):
     def lose(self) -> None:
         """Lose the next reply on each connection: it is cut when the server has sent one."""
         self._hurt("lose")
+
+    def repeat(self) -> None:
+        """Let the next reply on each connection arrive, and cut it before the server hears so.
+
+        The server has it ready then, to send it again over the next connection.
+        """
+        self._hurt("repeat")
 
     def tear(self) -> None:
         """Let half of the next reply on each connection arrive, and cut it then."""
@@ -107,36 +122,44 @@ class Relay(Closing):
                 one.close()
 
     def _step(self) -> None:
-        now = time.monotonic()
-        reading: list[Any] = [self._listener, self._woken]
-        writing: list[Any] = []
-        dues = [0.5]
-        for half in (half for pair in self._pairs for half in pair.halves):
-            if half.size < MOST and not half.over:
-                reading.append(half)
-            if half.waiting:
-                due = half.waiting[0][0] - now
-                writing += [half.sink] if due <= 0 else []
-                dues += [due] if due > 0 else []
-        ready, writable, _ = select.select(reading, writing, [], min(dues))
-        if self._woken in ready:
+        found = self._look()
+        if found.get(self._woken.fileno()):
             self._woken.recv(PIECE)
             while self._asked:
                 self._asked.popleft()()
-        if self._listener in ready:
+        if found.get(self._listener.fileno()):
             self._accept()
         for pair in self._pairs:
-            for half in pair.halves:
-                if half in ready and not pair.over:
-                    pair.read(half, self.delay)
-                if half.sink in writable and not pair.over:
-                    half.write()
-            if any(half.over and not half.waiting for half in pair.halves):
-                pair.end()
+            pair.step(found, self.delay)
         self._pairs = [pair for pair in self._pairs if not pair.over]
 
+    def _look(self) -> dict[int, int]:
+        """Wait for what there is to do: descriptors and their events."""
+        now, wait = time.monotonic(), 0.5
+        wanted: defaultdict[int, int] = defaultdict(int)
+        for one in (self._listener, self._woken):
+            wanted[one.fileno()] = select.POLLIN
+        for pair in self._pairs:
+            for half in pair.halves:
+                if half.size < MOST and not half.over:
+                    wanted[half.source.fileno()] |= select.POLLIN
+                if not half.waiting:
+                    wait = min(wait, pair.ends - now)
+                elif half.waiting[0][0] <= now:
+                    wanted[half.sink.fileno()] |= select.POLLOUT
+                else:
+                    wait = min(wait, half.waiting[0][0] - now)
+        poll = select.poll()
+        for descriptor, events in wanted.items():
+            poll.register(descriptor, events)
+        return dict(poll.poll(1000 * max(0.0, wait)))
+
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            # Whoever it was has gone.
+            return
         try:
             server = socket.create_connection(self._server, timeout=1.0)
         except OSError:
@@ -149,26 +172,22 @@ class Relay(Closing):
 class _Half:
     """One direction of a connection."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, *, replies: bool) -> None:
-        self._source = source
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+        self.source = source
         self.sink = sink
-        self.replies = replies
         self.waiting: deque[tuple[float, memoryview]] = deque()
         self.size = 0
         self.over = False
 
-    def fileno(self) -> int:
-        return self._source.fileno()
-
     def read(self) -> bytes:
-        with suppress(BlockingIOError):
-            try:
-                data = self._source.recv(PIECE)
-            except OSError:
-                data = b""
-            self.over = not data
-            return data
-        return b""
+        try:
+            data = self.source.recv(PIECE)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        self.over = not data
+        return data
 
     def put(self, data: bytes, delay: float) -> None:
         self.waiting.append((time.monotonic() + delay, memoryview(data)))
@@ -197,21 +216,40 @@ class _Pair:
         for one in self._ends:
             one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.halves = (
-            _Half(client, server, replies=False),
-            _Half(server, client, replies=True),
-        )
+        self._requests, self._replies = _Half(client, server), _Half(server, client)
+        self.halves = (self._requests, self._replies)
         self.hurt: Hurt = ""
+        self.ends = math.inf
+        """When it is cut: nothing more gets through to the server then."""
         self.over = False
 
-    def read(self, half: _Half, delay: float) -> None:
+    def step(self, found: Mapping[int, int], delay: float) -> None:
+        """Carry what can be carried."""
+        for half in self.halves:
+            if not self.over and found.get(half.source.fileno(), 0) & _READ:
+                self._read(half, delay)
+            if not self.over and half.waiting and found.get(half.sink.fileno(), 0) & _WRITE:
+                half.write()
+        done = any(half.over and not half.waiting for half in self.halves)
+        if done or (not self._replies.waiting and time.monotonic() >= self.ends):
+            self.end()
+
+    def _read(self, half: _Half, delay: float) -> None:
         data = half.read()
-        if data and half.replies and self.hurt:
+        if not data:
+            return
+        if half is self._requests:
+            if self.ends == math.inf:
+                half.put(data, delay)
+        elif self.hurt == "repeat":
+            half.put(data, 0.0)
+            self.ends = time.monotonic() + QUIET
+        elif self.hurt:
             if self.hurt == "tear":
                 with suppress(OSError):
                     half.sink.send(data[: (len(data) + 1) // 2])
             self.end()
-        elif data:
+        else:
             half.put(data, delay)
 
     def end(self) -> None:
