@@ -7,12 +7,13 @@ import random
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clusters import LIMIT
+from clusters import LIMIT, until
 
 import paceline
 
@@ -85,3 +86,64 @@ def ended(program: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     out, err = program.communicate(timeout=LIMIT)
     assert program.returncode == code, (program.args, program.returncode, out, err)
     return out, err
+
+
+Programs = list[subprocess.Popen[str]]
+
+
+class Hand:
+    """Somebody at several terminals, with programs in a folder."""
+
+    def __init__(self, folder: Path, spec: paceline.ClusterSpec, **programs: str) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.started: Programs = []
+        toml(spec, folder / "cluster.toml")
+        for name, text in programs.items():
+            (folder / f"{name}.py").write_text(text)
+
+    def paceline(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        made = start("-m", "paceline", *words, folder=self.folder, **environment)
+        self.started.append(made)
+        return made
+
+    def serve(self, index: int, job: str = "ps", *more: str) -> subprocess.Popen[str]:
+        return self.paceline(
+            "serve", "--cluster", "cluster.toml", "--job", job, "--task", str(index), *more
+        )
+
+    def run(self, script: str, job: str, index: int, *more: str) -> subprocess.Popen[str]:
+        return self.paceline(
+            "run", script, "--cluster", "cluster.toml", "--job", job, "--task", str(index), *more
+        )
+
+    def close(self) -> None:
+        for program in self.started:
+            program.kill()
+            program.communicate()
+
+
+def lines_until(program: subprocess.Popen[str], said: str, *, errors: bool = False) -> list[str]:
+    """What a program printed up to a line with these words; or what it said of errors."""
+    stream = program.stderr if errors else program.stdout
+    assert stream is not None
+    found: list[str] = []
+    for line in stream:
+        found.append(line)
+        if said in line:
+            return found
+    raise AssertionError(f"it never said {said!r}: {found}")
+
+
+def when_ended(running: Programs) -> list[float]:
+    """The times at which programs end."""
+    times: dict[int, float] = {}
+
+    def all_have() -> bool:
+        for place, program in enumerate(running):
+            if place not in times and program.poll() is not None:
+                times[place] = time.monotonic()
+        return len(times) == len(running)
+
+    until(all_have)
+    return [times[place] for place in range(len(running))]

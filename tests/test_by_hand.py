@@ -3,15 +3,13 @@
 import json
 import re
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import LIMIT, until
-from hands import cluster, ended, served, start, toml
+from clusters import LIMIT
+from hands import Hand, cluster, ended, lines_until, served, start, toml, when_ended
 from pages import ROOT
 from programs import EXAMPLES
 
@@ -47,73 +45,14 @@ with paceline.Session.from_environment() as session:
         print(e)
 """
 
-Programs = list[subprocess.Popen[str]]
-
-
-class Hand:
-    """Somebody at several terminals."""
-
-    def __init__(self, folder: Path, spec: paceline.ClusterSpec) -> None:
-        self.folder = folder
-        self.spec = spec
-        self.started: Programs = []
-        toml(spec, folder / "cluster.toml")
-        (folder / "chief.py").write_text(CHIEF)
-        (folder / "worker.py").write_text(WORKER)
-
-    def paceline(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        made = start("-m", "paceline", *words, folder=self.folder, **environment)
-        self.started.append(made)
-        return made
-
-    def serve(self, index: int, job: str = "ps", *more: str) -> subprocess.Popen[str]:
-        return self.paceline(
-            "serve", "--cluster", "cluster.toml", "--job", job, "--task", str(index), *more
-        )
-
-    def run(self, script: str, job: str, index: int, *more: str) -> subprocess.Popen[str]:
-        return self.paceline(
-            "run", script, "--cluster", "cluster.toml", "--job", job, "--task", str(index), *more
-        )
-
-    def close(self) -> None:
-        for program in self.started:
-            program.kill()
-            program.communicate()
-
 
 @pytest.fixture
 def hand(tmp_path: Path) -> Iterator[Hand]:
-    made = Hand(tmp_path, cluster(tmp_path, ps=2, chief=1, worker=3))
+    made = Hand(tmp_path, cluster(tmp_path, ps=2, chief=1, worker=3), chief=CHIEF, worker=WORKER)
     try:
         yield made
     finally:
         made.close()
-
-
-def lines_until(program: subprocess.Popen[str], said: str) -> list[str]:
-    """What a program printed up to a line with these words."""
-    assert program.stdout is not None
-    found: list[str] = []
-    for line in program.stdout:
-        found.append(line)
-        if said in line:
-            return found
-    raise AssertionError(f"it never said {said!r}: {found}")
-
-
-def when_ended(running: Programs) -> list[float]:
-    """The times at which programs end."""
-    times: dict[int, float] = {}
-
-    def all_have() -> bool:
-        for place, program in enumerate(running):
-            if place not in times and program.poll() is not None:
-                times[place] = time.monotonic()
-        return len(times) == len(running)
-
-    until(all_have)
-    return [times[place] for place in range(len(running))]
 
 
 @pytest.mark.timeout(120)

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from paceline.checkpoints import Checkpoint, CheckpointError, checked_folder
 from paceline.collection import Collection
@@ -19,6 +19,7 @@ from paceline.core.closing import Closing
 from paceline.core.errors import PacelineError, SchemaError
 from paceline.core.numbers import whole
 from paceline.core.schedule import ScheduleName
+from paceline.core.spec import Spec
 from paceline.core.stats import Stats
 from paceline.keeping import Keeper
 from paceline.lines import account
@@ -26,13 +27,18 @@ from paceline.plans import FIRST_VARIABLE, planned
 from paceline.progress import Mode
 from paceline.progress import progress as display
 from paceline.resources import CAPACITY_BYTES
-from paceline.staff.base import Calls
+from paceline.session import Session
+from paceline.staff.base import Calls, Staff
+from paceline.staff.by_hand import ByHand
 from paceline.staff.launched import Launched
 from paceline.variables import Variable
 from paceline.watch import Watch
 
 _log = logging.getLogger("paceline")
 
+
+_HOSTING = (1, "processes", 3, 1, "", "unix", None)
+"""What is said of a cluster's tasks by default."""
 
 RETRIES = 2
 """How often a call is made again whose worker died, or took too long."""
@@ -42,7 +48,9 @@ class Cluster(Closing):
     """Workers, a server for what they share, and this process as the chief. A context manager.
 
     Args:
-        workers: how many, or how many of each job: `{"actor": 8, "eval": 1}`.
+        workers: how many, or how many of each job: `{"actor": 8, "eval": 1}`. Or a `ClusterSpec`
+            whose tasks somebody starts by hand, or a session on one, which is closed with the
+            cluster: then `seed` and `progress` are all there is to say.
         ps: how many servers, `ps:0`, `ps:1`, ..., each in a process of its own. 0 has one in a
             thread of this process, which takes turns with what else runs here: a request takes
             thousands of microseconds while the program computes. Without processes one server
@@ -76,7 +84,7 @@ class Cluster(Closing):
 
     def __init__(
         self,
-        workers: int | dict[str, int] = 1,
+        workers: int | dict[str, int] | Spec | Session = 1,
         *,
         ps: int = 1,
         engine: str = "processes",
@@ -90,7 +98,14 @@ class Cluster(Closing):
         keep: int = 5,
         progress: Mode = "auto",
     ) -> None:
-        jobs = _jobs(workers)
+        started = workers if isinstance(workers, Spec | Session) else None
+        hosting = (ps, engine, restarts, worker_threads, worker_devices, transport, checkpoint)
+        if started is not None and hosting != _HOSTING:
+            raise SchemaError(
+                "of a cluster by hand only seed and progress can be said; the others are for"
+                f" clusters that launch their tasks: {hosting} are not {_HOSTING}"
+            )
+        jobs = {} if started is not None else _jobs(workers)
         folder = None if checkpoint is None else checked_folder(checkpoint)
         self._keeper = None if folder is None else Keeper(folder, save_every, keep)
         self.seed = secrets.randbits(63) if seed is None else seed
@@ -99,29 +114,58 @@ class Cluster(Closing):
         self._collections: list[Collection[Any]] = []
         self._closed = self._failed = False
         self._progress = display(progress, ticks=engine != "serial")
-        self._staff = Launched(
-            jobs,
-            engine,
-            transport,
-            whole(ps, "ps", 0),
-            spent,
-            seed=self.seed,
-            restarts=restarts,
-            threads=worker_threads,
-            devices=worker_devices,
-            keeper=self._keeper,
-        )
+        self._staff: Staff
+        if started is not None:
+            session = started if isinstance(started, Session) else Session(started)
+            self._staff = ByHand(session, spent, seed=self.seed)
+        else:
+            self._staff = Launched(
+                jobs,
+                engine,
+                transport,
+                whole(ps, "ps", 0),
+                spent,
+                seed=self.seed,
+                restarts=restarts,
+                threads=worker_threads,
+                devices=worker_devices,
+                keeper=self._keeper,
+            )
         self.session = self._staff.session
         self._watch = Watch(self.stats)
         spent.enter(BUSY)
         mine, self.resources = self.session, self.session.resources
-        self.variable, self.queue, self.accumulator = mine.variable, mine.queue, mine.accumulator
+        self.variable = self._staff.led(mine.variable)
+        self.queue, self.accumulator = mine.queue, mine.accumulator
         self.counter, self.barrier, self.reader = mine.counter, mine.barrier, mine.reader
         self.container, self.reset = mine.container, mine.reset
         self._step = 0
         if self._keeper is not None:
             self.restored, self._step = self._keeper.restored, self._keeper.step
             self._keeper.start(self._steps, beside=engine != "serial")
+
+    @classmethod
+    def from_environment(
+        cls, *, seed: int | None = None, progress: Mode = "auto", **options: Any
+    ) -> Self:
+        """A cluster of tasks that were started by hand; this process is one of them.
+
+        All tasks run the same program. In the chief's it goes on as with workers that were
+        launched. In a worker's `collect` and `run` call the function in this process, return when
+        the chief has ended its collection or its run, and give nothing: the loop over the
+        collection has no batches. The environment is that of `paceline run`, TF_CONFIG or Slurm;
+        the options are those of `Session`.
+
+        Raises:
+            SchemaError: the environment tells of no cluster, or not of one chief and workers.
+            TimedOut, Refused: as `Session`.
+        """
+        return cls(Session.from_environment(**options), seed=seed, progress=progress)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the chief; only in a cluster by hand it may be a worker."""
+        return self._staff.is_chief
 
     def __repr__(self) -> str:
         return f"<Cluster of {self._staff!r}>"
@@ -328,6 +372,7 @@ class Cluster(Closing):
 
     def _failing(self, error: BaseException) -> None:
         self._failed = not isinstance(error, KeyboardInterrupt | SystemExit)
+        self._staff.failing(error)
 
     def _save_last(self) -> None:
         if self._keeper is not None:

@@ -81,8 +81,13 @@ class Plan:
                 )
         return home
 
-    def opening(self, name: str, turns: list[str] | None) -> m.OpenCollection:
-        """What makes its collection; `turns` are the workers in the order of theirs."""
+    def opening(
+        self, name: str, turns: list[str] | None, makers: list[str] | None = None
+    ) -> m.OpenCollection:
+        """What makes its collection; `turns` are the workers in the order of theirs.
+
+        `makers` are its workers where nobody looks after them.
+        """
         return m.OpenCollection(
             name,
             self.stamps,
@@ -91,6 +96,7 @@ class Plan:
             self.capacity,
             self.capacity_bytes,
             turns,
+            makers,
         )
 
 

@@ -13,12 +13,7 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout, left
 from paceline.core.closing import Closing
-from paceline.core.errors import (
-    Closed,
-    FunctionError,
-    PacelineError,
-    TimedOut,
-)
+from paceline.core.errors import Closed, FunctionError, PacelineError, SchemaError, TimedOut
 from paceline.core.names import checked_container, key, label, parts, quoted, words
 from paceline.core.spec import Spec
 from paceline.lines import Lines
@@ -91,6 +86,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
     ) -> None:
         limit = checked_timeout(timeout)
         container = checked_container(container)
+        self.spec: ClusterSpec | None = None
         if target is None or isinstance(target, str):
             joining = guest(target, job, index, secret, secret_file, tls)
         if target is None:
@@ -104,7 +100,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         elif isinstance(target, str):
             self._lines, joined = reached(target, joining, limit)
         else:
-            spec = ClusterSpec(target)
+            self.spec = spec = ClusterSpec(target, servers=servers)
             joining, targets = member(spec, job, index, servers, secret, secret_file, tls)
             self._lines, joined = reached_all(targets, joining, limit)
         self._lines.container = container

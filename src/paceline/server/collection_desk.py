@@ -33,6 +33,11 @@ class CollectionDesk(Desk):
         self.states: dict[str, Schedule] = {}
         # What each worker makes items for: one collection at a time.
         self._makes: dict[Peer, str] = {}
+        # By hand: how a collection that goes on was opened, and who has not returned from it yet.
+        self._opened: dict[str, m.OpenCollection] = {}
+        self._to_return: dict[str, set[str]] = {}
+        # What these make is for one that has ended, whatever has its name now.
+        self._belated: set[Peer] = set()
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -56,6 +61,7 @@ class CollectionDesk(Desk):
 
     def lost(self, peer: Peer) -> None:
         self._makes.pop(peer, None)
+        self._belated.discard(peer)
         self._variables.rounds.pin(peer, None)
         for name, state in self.states.items():
             state.lost(peer)
@@ -81,7 +87,7 @@ class CollectionDesk(Desk):
 
     def _open(self, peer: Peer, request: m.OpenCollection, frame: Frame) -> None:
         name = checked(request.name)
-        if name in self.states:
+        if name in self.states and request.makers is None:
             raise SchemaError(f"collection '{name}' exists already")
         self._forget_ended()
         if not 1 <= request.batch_size <= request.capacity:
@@ -89,9 +95,22 @@ class CollectionDesk(Desk):
                 f"collection '{name}': batch_size={request.batch_size} is outside of 1 to"
                 f" capacity={request.capacity}"
             )
+        if request.makers is not None:
+            if self._opened.get(name) == request:
+                # A chief that was started again goes on with it.
+                self._service.answer(peer, frame.request, m.Done())
+                return
+            self._replace(name)
+            self._opened[name], self._to_return[name] = request, set(request.makers)
         self.states[name] = self._made(name, request)
         self._service.containers.made("collection", name, peer)
         self._service.answer(peer, frame.request, m.Done())
+
+    def _replace(self, name: str) -> None:
+        """End what has that name, if it has not ended yet, for another one."""
+        self._belated |= {worker for worker, makes in self._makes.items() if makes == name}
+        if name in self._opened:
+            self._stop(name, self.states[name].ended())
 
     def _made(self, name: str, request: m.OpenCollection) -> Schedule:
         current = None
@@ -114,6 +133,8 @@ class CollectionDesk(Desk):
 
     def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
         state = self._collection(request.name)
+        if peer in self._belated:
+            raise state.ended()
         if self._makes.get(peer) != request.name:
             self._makes[peer] = peer.making = request.name
             self._variables.rounds.pin(peer, state.round)
@@ -178,7 +199,12 @@ class CollectionDesk(Desk):
         self._changed(request.name)
 
     def _drain(self, peer: Peer, request: m.Drain, frame: Frame) -> None:
-        self._collection(request.name).drain(peer)
+        state, to_return = self._collection(request.name), self._to_return.get(request.name, set())
+        if peer not in self._belated:
+            to_return.discard(peer.name)
+            # In lockstep each says so for its own turns.
+            if not to_return or state.kind == "lockstep":
+                state.drain(peer)
         self._changed(request.name)
         self._service.answer(peer, frame.request, m.Done())
 
@@ -196,6 +222,7 @@ class CollectionDesk(Desk):
         self._service.answer(peer, frame.request, m.Done())
 
     def _free(self, peer: Peer, request: m.Free, frame: Frame) -> None:
+        self._belated.discard(peer)
         if self._makes.pop(peer, None) is not None:
             peer.making = None
             self._variables.rounds.pin(peer, None)
@@ -206,6 +233,8 @@ class CollectionDesk(Desk):
         """End a collection, and all waits of those who make items for it."""
         state = self.states[name]
         state.end()
+        self._opened.pop(name, None)
+        self._to_return.pop(name, None)
         self._variables.rounds.forget(state.round)
         self._changed(name)
         self._interrupt(name, why)

@@ -23,6 +23,7 @@ from paceline.server.lines import Peer
 from paceline.server.operation_desk import OperationDesk
 from paceline.server.part_desk import HomeDesk, PartDesk
 from paceline.server.poller import READ, WRITE, Poller
+from paceline.server.program_desk import ProgramDesk
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.reader_desk import ReaderDesk
 from paceline.server.rows_desk import RowsDesk
@@ -40,7 +41,7 @@ R = TypeVar("R")
 DESKS = (
     VariableDesk, TagDesk, RowsDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk,
     ReaderDesk, ClusterDesk, AccumulatorDesk, OperationDesk, HomeDesk, PartDesk,
-    TogetherDesk,
+    TogetherDesk, ProgramDesk,
 )  # fmt: skip
 RELEASES = 16
 MAX_CONNECTIONS = 4096

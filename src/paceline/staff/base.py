@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from paceline.collection import Collection
-from paceline.core.stats import Stats
+from paceline.core import messages as m
+from paceline.core.account import Account, Times
+from paceline.core.stats import (
+    CallStats,
+    CollectionStats,
+    Place,
+    QueueStats,
+    Stats,
+    frozen,
+    of_account,
+    of_worker,
+    together,
+)  # fmt: skip
 from paceline.plans import Plan
 from paceline.session import Session
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 OnChange: TypeAlias = Callable[[Collection[Any]], None]
 
@@ -35,6 +51,10 @@ class Staff(ABC):
 
     concurrent: bool = True
     """Whether workers run beside the caller."""
+
+    def led(self, variable: F) -> F:
+        """`Session.variable` for the program: where all tasks run it, the chief's value counts."""
+        return variable
 
     @abstractmethod
     def collect(
@@ -78,3 +98,38 @@ class Staff(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the session, and every process and thread that was started here."""
+
+    def failing(self, error: BaseException) -> None:  # noqa: B027 - most need not know
+        """An error ended the cluster's `with` block; closing is the next step."""
+
+    def snapshot(
+        self, mine: Account, places: Sequence[Place], calls: Mapping[str, CallStats]
+    ) -> Stats:
+        """What the servers say now, and what is known here: of this process, and of workers."""
+        contents = [line.call(m.Stats()).content for line in self.session.lines.all]
+        content, now = together(contents), time.monotonic()
+        current = {
+            name: state["version"]
+            for name, state in content["collections"].items()
+            if state["version"] is not None
+        }
+        servers = {
+            f"ps:{index}": of_account(Times(*each["server"]))
+            for index, each in enumerate(contents)
+            if each["server"] is not None
+        }
+        chief = of_account(mine.times())
+        return Stats(
+            wall=chief.wall,
+            chief=chief,
+            server=next(iter(servers.values()), None),
+            workers=tuple(
+                of_worker(place, content["members"].get(place.name), current, now)
+                for place in places
+            ),
+            collections=frozen(content["collections"], CollectionStats),
+            queues=frozen(content["queues"], QueueStats),
+            variables=MappingProxyType(content["variables"]),
+            calls=MappingProxyType(dict(calls)),
+            servers=MappingProxyType(servers),
+        )

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from types import MappingProxyType
 from typing import Any, TypeAlias, final
 
 from paceline import blas, functions
 from paceline.collection import Collection
-from paceline.core import messages as m
-from paceline.core.account import CALLS, Account, Times
+from paceline.core.account import CALLS, Account
 from paceline.core.errors import Disconnected, PacelineError, SchemaError
-from paceline.core.stats import (
-    CollectionStats,
-    QueueStats,
-    Stats,
-    frozen,
-    of_account,
-    of_worker,
-    together,
-)  # fmt: skip
+from paceline.core.stats import Stats
 from paceline.crew.calls import Asked, packed
 from paceline.crew.crew import Crew
 from paceline.hosting import hosting
@@ -164,35 +153,7 @@ class Launched(Staff):
             return self._crew.calling.results(job, asked, all_of_them=all_of_them)
 
     def stats(self) -> Stats:
-        lines = self.session.lines
-        contents = [line.call(m.Stats()).content for line in lines.all]
-        content = together(contents)
-        places, now = self._crew.places(), time.monotonic()
-        current = {
-            name: state["version"]
-            for name, state in content["collections"].items()
-            if state["version"] is not None
-        }
-        servers = {
-            f"ps:{index}": of_account(Times(*each["server"]))
-            for index, each in enumerate(contents)
-            if each["server"] is not None
-        }
-        chief = of_account(self._account.times())
-        return Stats(
-            wall=chief.wall,
-            chief=chief,
-            server=next(iter(servers.values()), None),
-            workers=tuple(
-                of_worker(place, content["members"].get(place.name), current, now)
-                for place in places
-            ),
-            collections=frozen(content["collections"], CollectionStats),
-            queues=frozen(content["queues"], QueueStats),
-            variables=MappingProxyType(content["variables"]),
-            calls=MappingProxyType(self._crew.calling.stats()),
-            servers=MappingProxyType(servers),
-        )
+        return self.snapshot(self._account, self._crew.places(), self._crew.calling.stats())
 
     def processes(self) -> dict[str, int]:
         return {**self._hosting.processes(), **self._crew.processes()}

@@ -17,6 +17,7 @@ from paceline.core.errors import FunctionError, PacelineError, SchemaError, Time
 from paceline.core.versions import count_of
 from paceline.packing import pack_item
 from paceline.pending import Pending
+from paceline.session import Session
 from paceline.transports.base import Block
 from paceline.variables import Variable
 from paceline.worker.handle import Worker
@@ -188,6 +189,29 @@ class Collector:
         held = "none" if self._stamp is None else self._stamp.held
         version = count_of(held) if isinstance(held, int) else held
         return f"seed {self._worker.seed}, item {self.items}, parameters' version {version}"
+
+
+def entered(session: Session, collection: str, line: Connection) -> None:
+    """Make items for a collection from now on; its home is at the other end of `line`.
+
+    This session's waits go on as long as there is one.
+
+    Raises:
+        Closed: it has ended.
+    """
+    for other in session.lines.all:
+        if other is not line:
+            other.call(m.Make(collection))
+    line.call(m.Offer(collection, [], 0, 0, 0.0))
+
+
+def goes_on(line: Connection, collection: str) -> bool:
+    """Whether a collection has not ended."""
+    try:
+        line.call(m.Offer(collection, [], 0, 0, 0.0))
+    except PacelineError:
+        return False
+    return True
 
 
 def _generator(fn: Any, resources: tuple[Any, ...], worker: Worker) -> Iterator[Any]:

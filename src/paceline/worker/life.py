@@ -13,7 +13,6 @@ import numpy as np
 
 from paceline import blas, functions
 from paceline.calling import told
-from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.account import BUSY, IDLE, STARTING
 from paceline.core.errors import (
@@ -28,7 +27,7 @@ from paceline.engines.base import Link, received
 from paceline.lines import account
 from paceline.session import Session
 from paceline.worker.caller import Caller
-from paceline.worker.collector import Collector
+from paceline.worker.collector import Collector, entered, goes_on
 from paceline.worker.handle import Worker
 from paceline.worker.line import Ask, Collect, Ended, Load, Setup, Started, Warned
 
@@ -81,11 +80,7 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
     lines = worker.session.lines
     try:
         line = lines.home("collection", job.collection, make=False)
-        # From now on it waits for this collection, and as long as there is one.
-        for other in lines.all:
-            if other is not line:
-                other.call(m.Make(job.collection))
-        line.call(m.Offer(job.collection, [], 0, 0, 0.0))
+        entered(worker.session, job.collection, line)
         # One handle for each name, so that a read through any of its mentions stamps.
         loaded: Any = functions.load(job.payload, functools.cache(worker.session.handle))
         fn, resources = loaded
@@ -96,7 +91,7 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
         yield from collector.steps()
     except Closed as e:
         # The collection has ended; a queue of the user's that was closed ends the function too.
-        if isinstance(e, WasReset) and _goes_on(line, job):
+        if isinstance(e, WasReset) and goes_on(line, job.collection):
             error, hopeless = told(e), True
     except FunctionError as e:
         error, hopeless = f"FunctionError: {e}", True
@@ -117,15 +112,6 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
             each.tell(m.Free())
     worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless))
     yield True
-
-
-def _goes_on(line: Connection, job: Collect) -> bool:
-    """Whether its collection has not ended."""
-    try:
-        line.call(m.Offer(job.collection, [], 0, 0, 0.0))
-    except PacelineError:
-        return False
-    return True
 
 
 def _warn(worker: Worker, job: Collect) -> None:

@@ -50,6 +50,7 @@ from paceline.core.messages.parts import (
     ReadPart,
     Stage,
 )
+from paceline.core.messages.program import BeginWork, EndPart, EndWork, TakePart, TakeResult
 from paceline.core.messages.queues import (
     CloseQueue,
     DefineQueue,
@@ -127,6 +128,7 @@ __all__ = [
     "Await",
     "AwaitCounter",
     "Begin",
+    "BeginWork",
     "Cancel",
     "CloseQueue",
     "CollectionStats",
@@ -146,7 +148,9 @@ __all__ = [
     "Done",
     "Drain",
     "EndCollection",
+    "EndPart",
     "EndPiece",
+    "EndWork",
     "Enqueue",
     "Enter",
     "Failed",
@@ -204,6 +208,8 @@ __all__ = [
     "Tag",
     "Tags",
     "Take",
+    "TakePart",
+    "TakeResult",
     "Text",
     "Together",
     "Untag",
@@ -249,6 +255,11 @@ Requests: TypeAlias = (
     | Offer
     | Next
     | EndCollection
+    | TakePart
+    | BeginWork
+    | EndWork
+    | EndPart
+    | TakeResult
     | Free
     | Make
     | Drain

@@ -14,6 +14,8 @@ class OpenCollection(Request[Done], tag=30, frozen=True, gc=False):
     """Make the queue and the pace of one collection.
 
     `turns` are its workers in the order of their turns in lockstep; without them it goes by lag.
+    `makers` are its workers where nobody looks after them: there will be no more items once each of
+    them has drained it, and asking again for the same while it goes on changes nothing.
     """
 
     name: str
@@ -23,6 +25,7 @@ class OpenCollection(Request[Done], tag=30, frozen=True, gc=False):
     capacity: int
     capacity_bytes: int
     turns: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    makers: list[str] | None = None
 
 
 class Offer(Request[Granted], tag=31, frozen=True, gc=False):
