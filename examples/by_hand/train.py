@@ -28,7 +28,7 @@ def judged(weights, worker):
 
 
 with paceline.Cluster.from_environment(progress="quiet") as cluster:
-    weights = cluster.variable("weights", np.zeros(2))  # whoever comes first makes it
+    weights = cluster.variable("weights", np.zeros(2))  # the chief's value
     for batch in cluster.collect(gradients, weights, batch_size=6):  # no batches in a worker
         weights.assign_add(-0.1 * batch.data.mean(axis=0))
         if batch.metrics["loss"].mean() < 1e-6:

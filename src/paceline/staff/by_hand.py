@@ -63,7 +63,7 @@ class ByHand(Staff):
         self._seed = seed
         self._numbers = itertools.count(1)
         self._life = ANY_LIFE
-        self._hands = _Hands(self._end)
+        self._hands = _Hands(session)
         self._missing: list[str] = []
         self._error: BaseException | None = None
         self._task = Task.parse(session.task)
@@ -164,17 +164,13 @@ class ByHand(Staff):
             for line in self.session.lines.all:
                 line.call(m.EndCollection(name))
 
-    def _end(self, work: int) -> None:
-        with suppress(PacelineError):  # the workers hear of a lost server by themselves
-            self.session.connection.call(m.EndWork(work))
-
     def _lead(self, work: int, what: str, workers: list[str]) -> list[Any]:
         self._begin(work, what)
         try:
             with self._account.spent_on(CALLS):
                 return [self._result(work, name) for name in workers]
         finally:
-            self._end(work)
+            self._hands.end(work)
 
     def _result(self, work: int, task: str) -> Any:
         line = self.session.connection
@@ -229,10 +225,9 @@ class ByHand(Staff):
 
     def _is_over(self, work: int, what: str) -> bool:
         """Whether nobody wants that work any more."""
-        if self.session.should_stop():
-            return True
         try:
-            self.session.connection.call(m.TakePart(work, what, self._life, True, 0.0))
+            if not self.session.should_stop():
+                self.session.connection.call(m.TakePart(work, what, self._life, True, 0.0))
         except TimedOut:
             return False
         except PacelineError:
@@ -297,10 +292,15 @@ class _Hands:
 
     concurrent = True
 
-    def __init__(self, end: Callable[[int], None]) -> None:
+    def __init__(self, session: Session) -> None:
         self.turn = threading.RLock()
         self.works: dict[str, int] = {}
-        self._end = end
+        self._session = session
+
+    def end(self, work: int) -> None:
+        """A work has ended."""
+        with suppress(PacelineError):  # the workers hear of a lost server by themselves
+            self._session.connection.call(m.EndWork(work))
 
     def give(self, *work: object) -> NoReturn:
         """Workers take their work by themselves."""
@@ -310,7 +310,7 @@ class _Hands:
         """A work has ended; those who make items hear of it from their collection."""
         work = self.works.pop(collection, None)
         if work is not None:
-            self._end(work)
+            self.end(work)
 
     def drive(self) -> bool:
         """Nobody waits for this thread."""

@@ -1,0 +1,292 @@
+"""What `Cluster` does in tasks that were started by hand: here each is a thread."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clusters import LIMIT, until
+from hands import cluster, served
+
+import paceline
+
+SECRET = b"s" * 32
+
+
+class Tasks:
+    """The tasks of a cluster, each a thread with the same program."""
+
+    def __init__(self, spec: paceline.ClusterSpec) -> None:
+        self.spec = spec
+        self._pool = ThreadPoolExecutor()
+        self.started: dict[str, Future[Any]] = {}
+
+    def start(self, program: Callable[[paceline.Cluster], Any], *tasks: str) -> None:
+        # A cluster whose chief is quick to leave does not wait for those who come later.
+        together = threading.Barrier(len(tasks))
+        for task in tasks:
+            self.started[task] = self._pool.submit(self._run, program, task, together)
+
+    def _run(
+        self, program: Callable[[paceline.Cluster], Any], task: str, together: threading.Barrier
+    ) -> Any:
+        with self.cluster(task) as cluster:
+            together.wait(LIMIT)
+            return program(cluster)
+
+    def cluster(self, task: str) -> paceline.Cluster:
+        job, _, index = task.partition(":")
+        session = paceline.Session(self.spec, secret=SECRET, job=job, index=int(index))
+        return paceline.Cluster(session, progress="quiet")
+
+    def result(self, task: str) -> Any:
+        return self.started[task].result(LIMIT)
+
+    def error(self, task: str) -> Any:
+        return self.started[task].exception(LIMIT)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Iterator[Tasks]:
+    spec = cluster(tmp_path, "unix", ps=2, chief=1, worker=2, evaluator=1)
+    with served(spec, secret=SECRET):
+        made = Tasks(spec)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+ALL = ("worker:1", "worker:0", "evaluator:0", "chief:0")
+
+
+def five(worker: paceline.Worker) -> Iterator[int]:
+    """Five items, as long as anybody wants them."""
+    yield from range(5)
+
+
+def endless() -> Iterator[int]:
+    while True:
+        yield 1
+
+
+def test_a_collection_ends_when_all_workers_have_returned(tasks: Tasks) -> None:
+    def program(cluster: paceline.Cluster) -> int:
+        first = sum(len(batch) for batch in cluster.collect(five, batch_size=1))
+        return first + sum(
+            len(batch) for batch in cluster.collect(five, batch_size=2, job="worker")
+        )
+
+    tasks.start(program, *ALL)
+    assert {task: tasks.result(task) for task in ALL} == dict.fromkeys(ALL, 0) | {"chief:0": 20}
+
+
+def test_each_job_has_its_own_collection(tasks: Tasks) -> None:
+    def program(cluster: paceline.Cluster) -> list[int]:
+        train = cluster.collect(endless, batch_size=2)
+        judge = cluster.collect(five, batch_size=5, job="evaluator")
+        with train, judge:
+            for batch in judge:
+                assert set(batch.worker) == {"evaluator:0"}
+                return [*batch.data.tolist(), len(train.next())]
+        return []
+
+    tasks.start(program, *ALL)
+    assert tasks.result("chief:0") == [0, 1, 2, 3, 4, 2]
+    for task in ALL[:-1]:
+        assert tasks.result(task) == []
+
+
+def test_what_a_worker_has_of_a_collection_is_its_end(tasks: Tasks) -> None:
+    def program(cluster: paceline.Cluster) -> Any:
+        made = cluster.collect(five, batch_size=1)
+        if cluster.is_chief:
+            return [made.next() for _ in range(10)]
+        assert made.closed
+        with pytest.raises(paceline.Closed, match="its batches went to the chief"):
+            made.next()
+        with pytest.raises(paceline.Closed, match="the chief has its counters"):
+            made.stats()
+        made.close()
+        return list(made)
+
+    tasks.start(program, *ALL)
+    assert len(tasks.result("chief:0")) == 10
+    assert tasks.result("worker:0") == tasks.result("evaluator:0") == []
+
+
+def test_another_function_is_told_with_both(tasks: Tasks) -> None:
+    def program(cluster: paceline.Cluster) -> Any:
+        fn = five if cluster.session.task == "worker:1" else endless
+        return cluster.collect(fn, batch_size=1).next()
+
+    tasks.start(program, "chief:0", "worker:1")
+    error = tasks.error("worker:1")
+    assert isinstance(error, paceline.SchemaError)
+    assert str(error) == (
+        "work 1 of this program is collect(five, job='worker', schedule='lag') in worker:1 and"
+        " collect(endless, job='worker', schedule='lag') in the chief: all tasks run the same"
+        " program, with the same calls in the same order"
+    )
+    tasks.start(program, "worker:0")
+    assert len(tasks.result("chief:0")) == 1
+
+
+def test_the_chief_s_value_is_the_one_that_counts(tasks: Tasks) -> None:
+    workers_wait = threading.Event()
+
+    def program(cluster: paceline.Cluster) -> Any:
+        if cluster.is_chief:
+            assert workers_wait.wait(LIMIT)
+        workers_wait.set()
+        there = cluster.variable("v", float(cluster.is_chief), overwrite=True)
+        assert cluster.variable("v").read().tree == 1.0
+        if cluster.session.task == "worker:0":
+            with pytest.raises(paceline.SchemaError, match="variable 'v'"):
+                cluster.variable("v", value="text")
+            with pytest.raises(paceline.TimedOut, match="'w'"):
+                cluster.variable("w", 1.0, timeout=0)
+        cluster.run(len, [])
+        return there.version == cluster.variable("v").version
+
+    tasks.start(program, *ALL)
+    assert all(tasks.result(task) for task in ALL)
+
+
+def test_map_and_submit_are_refused_with_what_to_use(tasks: Tasks) -> None:
+    with tasks.cluster("chief:0") as cluster:
+        for call in (
+            lambda: cluster.map(len, ["a"]),
+            lambda: cluster.submit(len, "a"),
+        ):
+            with pytest.raises(paceline.Unsupported, match=r"through a queue or a reader .* `run`"):
+                call()
+
+
+def test_results_of_run_come_back_in_order_if_they_are_trees(tasks: Tasks) -> None:
+    def tells(worker: paceline.Worker) -> Any:
+        return object() if worker.index else {"a": np.arange(2), "by": worker.index}
+
+    def program(cluster: paceline.Cluster) -> Any:
+        first = cluster.run(tells)
+        assert cluster.run(lambda worker: worker.index * 2, job="worker") == [0, 2] * bool(first)
+        return first
+
+    tasks.start(program, *ALL)
+    whole, none = tasks.result("chief:0")
+    assert (whole["a"].tolist(), whole["by"], none) == ([0, 1], 0, None)
+    assert tasks.result("worker:0") == tasks.result("evaluator:0") == []
+
+
+def test_an_error_in_run_reaches_the_chief_and_the_others_may_stop(tasks: Tasks) -> None:
+    def fails(worker: paceline.Worker) -> None:
+        if worker.index == 0:
+            raise ValueError("no luck")
+        until(worker.should_stop)
+
+    def program(cluster: paceline.Cluster) -> Any:
+        if not cluster.is_chief:
+            return cluster.run(fails)
+        with pytest.raises(paceline.TaskFailed, match=r"(?s)run\(fails.*worker:0:.*no luck"):
+            cluster.run(fails)
+        return "ended"
+
+    tasks.start(program, *ALL)
+    assert tasks.result("chief:0") == "ended"
+    assert tasks.result("worker:1") == []
+    assert str(tasks.error("worker:0")) == "no luck"
+
+
+def test_an_error_in_a_collection_is_its_worker_s_and_another_may_take_its_place(
+    tasks: Tasks,
+) -> None:
+    again = threading.Event()
+
+    def play(worker: paceline.Worker) -> Iterator[str]:
+        if worker.index == 0 and not again.is_set():
+            yield "first"
+            raise ValueError("no luck")
+        while True:
+            yield "again" if worker.index == 0 else "other"
+
+    def program(cluster: paceline.Cluster) -> set[str]:
+        seen: set[str] = set()
+        for batch in cluster.collect(play, batch_size=1, max_lag=None):
+            seen |= set(batch.data)
+            if len(seen) == 3:
+                break
+        return seen
+
+    tasks.start(program, *ALL)
+    error = tasks.error("worker:0")
+    assert str(error) == "no luck"
+    assert re.fullmatch(r"\(seed \d+, item 1, parameters' version none\)", error.__notes__[0])
+    again.set()
+    tasks.start(program, "worker:0")
+    assert tasks.result("chief:0") == {"first", "other", "again"}
+    assert tasks.result("worker:0") == tasks.result("worker:1") == set()
+
+
+def test_the_chief_leaves_in_the_midst_and_the_workers_loops_end(tasks: Tasks) -> None:
+    def program(cluster: paceline.Cluster) -> str:
+        found = cluster.collect(endless, batch_size=1)
+        if cluster.is_chief:
+            found.next()
+        return "ended"
+
+    tasks.start(program, *ALL)
+    assert [tasks.result(task) for task in ALL] == ["ended"] * 4
+
+
+def test_a_chief_that_fails_is_an_error_of_the_workers_too(tasks: Tasks) -> None:
+    def program(cluster: paceline.Cluster) -> None:
+        for _ in cluster.collect(endless, batch_size=1):
+            raise ValueError("the loss is not a number")
+        cluster.run(len, "x")
+
+    tasks.start(program, *ALL)
+    assert isinstance(tasks.error("chief:0"), ValueError)
+    for task in ("worker:0", "worker:1"):
+        error = tasks.error(task)
+        assert isinstance(error, paceline.Closed)
+        assert str(error) == (
+            "the cluster is done: chief:0 failed: ValueError: the loss is not a number"
+        )
+
+
+def test_a_cluster_by_hand_knows_its_tasks_and_is_one_of_them(tasks: Tasks) -> None:
+    for options, told in (
+        ({"job": "ps", "index": 1}, "ps:1 has no part in the program of chief:0, worker:0, "),
+        ({"job": "look"}, r"look:0 has no part in the program of"),
+    ):
+        session = paceline.Session(tasks.spec, secret=SECRET, **options)
+        with pytest.raises(paceline.SchemaError, match=told):
+            paceline.Cluster(session)
+    with pytest.raises(paceline.SchemaError, match="open the session on a ClusterSpec"):
+        paceline.Cluster(paceline.Session())
+    with pytest.raises(paceline.SchemaError, match="only seed and progress can be said"):
+        paceline.Cluster(tasks.spec, restarts=5)
+    with tasks.cluster("chief:0") as made:
+        with pytest.raises(paceline.SchemaError, match=r"no workers of job 'actor'; there are \["):
+            made.run(len, job="actor")
+        assert made.is_chief
+        assert [(each.name, each.alive) for each in made.stats().workers] == [
+            ("worker:0", False),
+            ("worker:1", False),
+            ("evaluator:0", False),
+        ]
+
+
+def test_a_cluster_by_hand_has_one_chief(tmp_path: Path) -> None:
+    spec = cluster(tmp_path, "unix", ps=1, worker=2)
+    with served(spec, secret=SECRET):
+        session = paceline.Session(spec, secret=SECRET, job="worker", index=0)
+        with pytest.raises(paceline.SchemaError, match=r"has one chief .* here are worker:0, work"):
+            paceline.Cluster(session)
