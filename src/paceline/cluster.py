@@ -98,14 +98,13 @@ class Cluster(Closing):
         keep: int = 5,
         progress: Mode = "auto",
     ) -> None:
-        started = workers if isinstance(workers, Spec | Session) else None
+        jobs = {} if isinstance(workers, Spec | Session) else _jobs(workers)
         hosting = (ps, engine, restarts, worker_threads, worker_devices, transport, checkpoint)
-        if started is not None and hosting != _HOSTING:
+        if not jobs and hosting != _HOSTING:
             raise SchemaError(
                 "of a cluster by hand only seed and progress can be said; the others are for"
                 f" clusters that launch their tasks: {hosting} are not {_HOSTING}"
             )
-        jobs = {} if started is not None else _jobs(workers)
         folder = None if checkpoint is None else checked_folder(checkpoint)
         self._keeper = None if folder is None else Keeper(folder, save_every, keep)
         self.seed = secrets.randbits(63) if seed is None else seed
@@ -115,8 +114,8 @@ class Cluster(Closing):
         self._closed = self._failed = False
         self._progress = display(progress, ticks=engine != "serial")
         self._staff: Staff
-        if started is not None:
-            session = started if isinstance(started, Session) else Session(started)
+        if isinstance(workers, Spec | Session):
+            session = workers if isinstance(workers, Session) else Session(workers)
             self._staff = ByHand(session, spent, seed=self.seed)
         else:
             self._staff = Launched(

@@ -13,7 +13,7 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout, left
 from paceline.core.closing import Closing
-from paceline.core.errors import Closed, FunctionError, PacelineError, SchemaError, TimedOut
+from paceline.core.errors import Closed, FunctionError, PacelineError, TimedOut
 from paceline.core.names import checked_container, key, label, parts, quoted, words
 from paceline.core.spec import Spec
 from paceline.lines import Lines
