@@ -71,7 +71,7 @@ def servers(hand: Hand) -> list[subprocess.Popen[str]]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("schedule", ["lag", "lockstep"])
+@pytest.mark.parametrize("schedule", ["lag", pytest.param("lockstep", marks=pytest.mark.slow)])
 def test_one_program_serves_all_tasks_and_all_end_by_themselves(hand: Hand, schedule: str) -> None:
     workers = [hand.run("train.py", "worker", n, "--", schedule, "2") for n in (1, 0)]
     for program in workers:
@@ -95,6 +95,7 @@ def test_one_program_serves_all_tasks_and_all_end_by_themselves(hand: Hand, sche
     assert max(ends) - ends[0] < 2.0 + 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("schedule", ["lag", "lockstep"])
 def test_a_worker_that_was_killed_joins_the_running_collection_again(
@@ -118,6 +119,7 @@ def test_a_worker_that_was_killed_joins_the_running_collection_again(
         ended(program)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("schedule", ["lag", "lockstep"])
 def test_a_chief_that_was_killed_goes_on_with_the_running_collection(
@@ -141,6 +143,7 @@ def test_a_chief_that_was_killed_goes_on_with_the_running_collection(
         ended(program)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_workers_of_a_killed_chief_hear_that_another_one_began_anew(hand: Hand) -> None:
     serving = servers(hand)
@@ -177,6 +180,7 @@ with paceline.Cluster.from_environment(progress="quiet") as cluster:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_chief_that_was_killed_goes_on_with_a_run(tmp_path: Path) -> None:
     hand = Hand(tmp_path, cluster(tmp_path, ps=2, chief=1, worker=2), once=ONCE)
@@ -202,6 +206,7 @@ def test_a_chief_that_was_killed_goes_on_with_a_run(tmp_path: Path) -> None:
         hand.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_example_is_one_program_for_all_tasks(tmp_path: Path) -> None:
     text = (EXAMPLES / "by_hand" / "train.py").read_text()

@@ -1,5 +1,6 @@
 """What `Cluster` does in tasks that were started by hand: here each is a thread."""
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ from clusters import LIMIT, until
 from hands import cluster, served
 
 import paceline
+from paceline.staff import by_hand
 
 SECRET = b"s" * 32
+SEED = 7
 
 
 class Tasks:
@@ -41,7 +44,7 @@ class Tasks:
     def cluster(self, task: str) -> paceline.Cluster:
         job, _, index = task.partition(":")
         session = paceline.Session(self.spec, secret=SECRET, job=job, index=int(index))
-        return paceline.Cluster(session, progress="quiet")
+        return paceline.Cluster(session, seed=SEED, progress="quiet")
 
     def result(self, task: str) -> Any:
         return self.started[task].result(LIMIT)
@@ -95,6 +98,11 @@ def test_each_job_has_its_own_collection(tasks: Tasks) -> None:
         with train, judge:
             for batch in judge:
                 assert set(batch.worker) == {"evaluator:0"}
+                assert {each.name: each.collection for each in cluster.stats().workers} == {
+                    "worker:0": "endless-1",
+                    "worker:1": "endless-1",
+                    "evaluator:0": "five-2",
+                }
                 return [*batch.data.tolist(), len(train.next())]
         return []
 
@@ -102,6 +110,29 @@ def test_each_job_has_its_own_collection(tasks: Tasks) -> None:
     assert tasks.result("chief:0") == [0, 1, 2, 3, 4, 2]
     for task in ALL[:-1]:
         assert tasks.result(task) == []
+
+
+def test_a_job_makes_items_for_the_newest_collection_only(tasks: Tasks) -> None:
+    def program(cluster: paceline.Cluster) -> Any:
+        first = cluster.collect(endless, batch_size=1)
+        if cluster.is_chief:
+            first.next()
+            with pytest.raises(paceline.Refused, match=r"^run\(.*'worker' collect for 'endless-1'"):
+                cluster.run(len, "x")
+        second = cluster.collect(five, batch_size=10)
+        if cluster.is_chief:
+            told = "^collection 'endless-1' ended when 'five-2' began: both are made by job 'work"
+            with pytest.raises(paceline.Closed, match=told):
+                first.next()
+            first.close()
+        items = [item for batch in second for item in batch.data]
+        return items, cluster.run(lambda worker: worker.index)
+
+    tasks.start(program, *ALL)
+    items, indices = tasks.result("chief:0")
+    assert sorted(items) == sorted([*range(5)] * 2)
+    assert indices == [0, 1]
+    assert tasks.result("worker:0") == tasks.result("worker:1") == ([], [])
 
 
 def test_what_a_worker_has_of_a_collection_is_its_end(tasks: Tasks) -> None:
@@ -168,6 +199,30 @@ def test_map_and_submit_are_refused_with_what_to_use(tasks: Tasks) -> None:
         ):
             with pytest.raises(paceline.Unsupported, match=r"through a queue or a reader .* `run`"):
                 call()
+
+
+def test_a_worker_says_what_it_waits_for(
+    tasks: Tasks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_hand, "SAY_AFTER", 0.01)
+
+    def program(cluster: paceline.Cluster) -> int:
+        return sum(len(batch) for batch in cluster.collect(five, batch_size=5))
+
+    tasks.start(program, "worker:0")
+    told = "worker:0 waits until the chief begins work 1, collect(five, job='worker', schedule='la"
+    until(lambda: told in caplog.text)
+    tasks.start(program, "worker:1", "chief:0")
+    assert tasks.result("chief:0") == 10
+
+
+def test_seeds_of_workers_are_those_of_a_launched_cluster(tasks: Tasks) -> None:
+    def seed(worker: paceline.Worker) -> str:
+        return str(worker.seed)
+
+    tasks.start(lambda cluster: cluster.run(seed), *ALL)
+    with paceline.Cluster(2, engine="threads", seed=SEED, progress="quiet") as launched:
+        assert launched.run(seed) == tasks.result("chief:0")
 
 
 def test_results_of_run_come_back_in_order_if_they_are_trees(tasks: Tasks) -> None:
@@ -271,17 +326,32 @@ def test_a_cluster_by_hand_knows_its_tasks_and_is_one_of_them(tasks: Tasks) -> N
             paceline.Cluster(session)
     with pytest.raises(paceline.SchemaError, match="open the session on a ClusterSpec"):
         paceline.Cluster(paceline.Session())
-    with pytest.raises(paceline.SchemaError, match="only seed and progress can be said"):
-        paceline.Cluster(tasks.spec, restarts=5)
+    for more in ({"restarts": 5}, {"checkpoint": "here"}):
+        with pytest.raises(paceline.SchemaError, match="only seed and progress can be said"):
+            paceline.Cluster(tasks.spec, **more)  # type: ignore[arg-type]
     with tasks.cluster("chief:0") as made:
         with pytest.raises(paceline.SchemaError, match=r"no workers of job 'actor'; there are \["):
             made.run(len, job="actor")
         assert made.is_chief
+        with pytest.raises(paceline.CheckpointError, match=r"or session\.save\(folder\)"):
+            made.save()
         assert [(each.name, each.alive) for each in made.stats().workers] == [
             ("worker:0", False),
             ("worker:1", False),
             ("evaluator:0", False),
         ]
+
+
+def test_a_cluster_that_cannot_be_leaves_no_session(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud: Any = "loud"
+    content = {"cluster": tasks.spec.as_dict(), "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(content))
+    with pytest.raises(ValueError, match="loud"):
+        paceline.Cluster.from_environment(progress=loud, secret=SECRET)
+    with paceline.Cluster.from_environment(progress="quiet", secret=SECRET) as made:
+        assert repr(made) == "<Cluster of tasks started by hand, seen from worker:1>"
 
 
 def test_a_cluster_by_hand_has_one_chief(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from paceline.core.clock import ManualClock
-from paceline.core.errors import TimedOut
+from paceline.core.errors import Closed, TimedOut
 from paceline.core.waiting import HELD_BACK, NOT_YET
 from paceline.server.parking import SPARE, Parked, Parking
 
@@ -299,3 +299,27 @@ def test_who_comes_stands_behind_its_own_waits_and_behind_those_that_wait_for_al
     says["a1"] = NOT_YET
     parking.changed("room", in_order=True)
     assert parking.standing(PEERS["b"], "room") is NOT_YET
+
+
+def test_a_peer_that_may_not_wait_for_two_causes_waits_when_both_are_gone() -> None:
+    parking = Parking(ManualClock())
+    told: list[Any] = []
+
+    def wait(number: int) -> None:
+        parking.park("key", parked("x", lambda: NOT_YET, told.append, number), None)
+
+    wait(1)
+    parking.interrupt("x", "first", Closed("one"))
+    parking.interrupt("x", "second", Closed("two"))
+    wait(2)
+    parking.allow("x", "first")
+    parking.allow("x", "third")
+    wait(3)
+    assert list(map(str, told)) == ["one", "one", "two"]
+    parking.allow("x", "second")
+    wait(4)
+    assert (len(told), parking.waiting("key")) == (3, 1)
+    parking.interrupt("x", "first", Closed("one"))
+    parking.lost("x")
+    wait(5)
+    assert (len(told), parking.waiting("key")) == (4, 1)

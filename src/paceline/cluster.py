@@ -30,15 +30,19 @@ from paceline.resources import CAPACITY_BYTES
 from paceline.session import Session
 from paceline.staff.base import Calls, Staff
 from paceline.staff.by_hand import ByHand
-from paceline.staff.launched import Launched
+from paceline.staff.launched import Launched, jobs_of
 from paceline.variables import Variable
 from paceline.watch import Watch
 
 _log = logging.getLogger("paceline")
 
-
 _HOSTING = (1, "processes", 3, 1, "", "unix", None)
 """What is said of a cluster's tasks by default."""
+
+_BY_HAND = (
+    "of a cluster by hand only seed and progress can be said (session.save and Supervisor save it);"
+    " the others are for clusters that launch their tasks"
+)
 
 RETRIES = 2
 """How often a call is made again whose worker died, or took too long."""
@@ -82,6 +86,9 @@ class Cluster(Closing):
     restored: Checkpoint | None = None
     """The checkpoint that the cluster began with."""
 
+    _closed = _failed = False
+    _step = 0
+
     def __init__(
         self,
         workers: int | dict[str, int] | Spec | Session = 1,
@@ -98,25 +105,20 @@ class Cluster(Closing):
         keep: int = 5,
         progress: Mode = "auto",
     ) -> None:
-        jobs = {} if isinstance(workers, Spec | Session) else _jobs(workers)
-        hosting = (ps, engine, restarts, worker_threads, worker_devices, transport, checkpoint)
-        if not jobs and hosting != _HOSTING:
-            raise SchemaError(
-                "of a cluster by hand only seed and progress can be said; the others are for"
-                f" clusters that launch their tasks: {hosting} are not {_HOSTING}"
-            )
+        jobs = {} if isinstance(workers, Spec | Session) else jobs_of(workers)
+        said = (ps, engine, restarts, worker_threads, worker_devices, transport, checkpoint)
+        if not jobs and said != _HOSTING:
+            raise SchemaError(f"{_BY_HAND}: {said} are not {_HOSTING}")
         folder = None if checkpoint is None else checked_folder(checkpoint)
         self._keeper = None if folder is None else Keeper(folder, save_every, keep)
         self.seed = secrets.randbits(63) if seed is None else seed
         spent = account(STARTING)
         self._names = itertools.count(1)
         self._collections: list[Collection[Any]] = []
-        self._closed = self._failed = False
         self._progress = display(progress, ticks=engine != "serial")
         self._staff: Staff
         if isinstance(workers, Spec | Session):
-            session = workers if isinstance(workers, Session) else Session(workers)
-            self._staff = ByHand(session, spent, seed=self.seed)
+            self._staff = ByHand(workers, spent, seed=self.seed)
         else:
             self._staff = Launched(
                 jobs,
@@ -133,15 +135,16 @@ class Cluster(Closing):
         self.session = self._staff.session
         self._watch = Watch(self.stats)
         spent.enter(BUSY)
-        mine, self.resources = self.session, self.session.resources
-        self.variable = self._staff.led(mine.variable)
-        self.queue, self.accumulator = mine.queue, mine.accumulator
-        self.counter, self.barrier, self.reader = mine.counter, mine.barrier, mine.reader
-        self.container, self.reset = mine.container, mine.reset
-        self._step = 0
         if self._keeper is not None:
             self.restored, self._step = self._keeper.restored, self._keeper.step
             self._keeper.start(self._steps, beside=engine != "serial")
+        self._lend(self.session)
+
+    def _lend(self, mine: Session) -> None:
+        self.variable, self.resources = self._staff.led(mine.variable), mine.resources
+        self.queue, self.accumulator = mine.queue, mine.accumulator
+        self.counter, self.barrier, self.reader = mine.counter, mine.barrier, mine.reader
+        self.container, self.reset = mine.container, mine.reset
 
     @classmethod
     def from_environment(
@@ -159,7 +162,12 @@ class Cluster(Closing):
             SchemaError: the environment tells of no cluster, or not of one chief and workers.
             TimedOut, Refused: as `Session`.
         """
-        return cls(Session.from_environment(**options), seed=seed, progress=progress)
+        session = Session.from_environment(**options)
+        try:
+            return cls(session, seed=seed, progress=progress)
+        except BaseException as e:
+            session.__exit__(type(e), e, None)
+            raise
 
     @property
     def is_chief(self) -> bool:
@@ -337,7 +345,9 @@ class Cluster(Closing):
             Closed, Disconnected: the cluster has ended.
         """
         if self._keeper is None:
-            raise CheckpointError("save: say in which folder: Cluster(..., checkpoint=)")
+            raise CheckpointError(
+                "save: say in which folder: Cluster(..., checkpoint=), or session.save(folder)"
+            )
         return self._keeper.save()
 
     def close(self) -> None:
@@ -391,13 +401,3 @@ class Cluster(Closing):
         self._progress.update(collection)
         if self._keeper is not None:
             self._keeper.look()
-
-
-def _jobs(workers: int | dict[str, int]) -> dict[str, int]:
-    jobs = workers if isinstance(workers, dict) else {"worker": workers}
-    for job in jobs:
-        if job in ("chief", "ps"):
-            raise SchemaError(f"the job {job!r} is not one of workers")
-    if not jobs:
-        raise SchemaError("a cluster has at least one worker")
-    return {job: whole(n, f"the number of workers of job {job!r}") for job, n in jobs.items()}

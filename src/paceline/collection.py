@@ -246,3 +246,23 @@ class Collection(Closing, Generic[D]):
 
     def _back(self, items: m.Items) -> m.Delivered:
         return m.Delivered(self._key, items.delivery, True)
+
+
+class Elsewhere(Collection[Any]):
+    """A collection as those see it who are not its trainer: at its end, and with no batches."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tally = Tally()
+        self._error = None
+        self._closed = True
+
+    def __iter__(self) -> Iterator[Batch[Any]]:
+        return iter(())
+
+    def next(self, *, timeout: float | None = 60.0) -> Batch[Any]:
+        checked_timeout(timeout)
+        raise Closed(f"collection '{self.name}' is over, and its batches went to the chief")
+
+    def stats(self) -> dict[str, Any]:
+        raise Closed(f"collection '{self.name}' is over; the chief has its counters")

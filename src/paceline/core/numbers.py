@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
+
 from paceline.core.errors import SchemaError
 
 
@@ -37,6 +39,13 @@ def _index(number: Any) -> int | None:
         return None if isinstance(number, bool) else operator.index(number)
     except TypeError:
         return None
+
+
+def worker_seed(seed: int, task: tuple[str, int], *starts: int) -> int:
+    """The seed of a worker in a run of that seed: another one for each task, and each start."""
+    job, index = task
+    words = np.random.SeedSequence([seed, int.from_bytes(job.encode(), "little"), index, *starts])
+    return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def counted(number: int, what: str) -> str:

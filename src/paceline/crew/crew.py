@@ -9,11 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from paceline.core.budget import WINDOW, Budget
 from paceline.core.errors import Closed, Disconnected, PacelineError, WorkerFailed
-from paceline.core.numbers import times
+from paceline.core.numbers import times, worker_seed
 from paceline.core.stats import Place
 from paceline.crew.calling import Calling
 from paceline.crew.collecting import NEEDS_ALL, Collecting
@@ -262,11 +260,9 @@ class Crew(Listener, Care):
             seat.send(seat.work)
 
     def _seed_of(self, seat: Seat) -> int:
-        job = int.from_bytes(seat.job.encode(), "little")
         # What is resumed makes no item a second time.
         again = [self._launch] if self._launch else []
-        words = np.random.SeedSequence([self._seed, job, seat.index, seat.starts, *again])
-        return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        return worker_seed(self._seed, (seat.job, seat.index), seat.starts, *again)
 
     def _handle(self, now: float, task: Task, event: object) -> None:
         seat = self._by_task[task]

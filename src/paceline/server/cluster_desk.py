@@ -14,6 +14,9 @@ from paceline.server.lines import Peer
 from paceline.server.service import Desk, Handler, Service
 from paceline.transports.base import Frame
 
+_CAUSE = "cluster"
+"""Why peers may not wait, where it is this desk that says so."""
+
 
 class ClusterDesk(Desk):
     """Where names are at home, what is reset, and whether the cluster goes on.
@@ -69,9 +72,10 @@ class ClusterDesk(Desk):
         for peer in service.peers():
             chief = peer.member is not None and peer.member.job in CHIEFS
             if ending or (stopped and not chief):
-                service.parking.interrupt(peer, Closed(f"the cluster is done: {cluster.reason}"))
+                done = Closed(f"the cluster is done: {cluster.reason}")
+                service.parking.interrupt(peer, _CAUSE, done)
             elif self._stopped:
-                service.parking.allow(peer)
+                service.parking.allow(peer, _CAUSE)
         self._stopped = stopped
         self.on_change(said)
 

@@ -23,6 +23,9 @@ from paceline.transports.base import Frame
 REMEMBERED = 16
 """Ended collections whose counters can still be asked for."""
 
+_CAUSE = "collection"
+"""Why workers may not wait, where it is this desk that says so."""
+
 
 class CollectionDesk(Desk):
     """The collections of a server. Each lives where the variable is that stamps its items."""
@@ -138,7 +141,7 @@ class CollectionDesk(Desk):
         if self._makes.get(peer) != request.name:
             self._makes[peer] = peer.making = request.name
             self._variables.rounds.pin(peer, state.round)
-            self._service.parking.allow(peer)
+            self._service.parking.allow(peer, _CAUSE)
         runs = received(peer, request.runs, frame)
         state.offer(peer, runs, request.abandoned)
         if request.times is not None:
@@ -218,7 +221,7 @@ class CollectionDesk(Desk):
 
     def _make(self, peer: Peer, request: m.Make, frame: Frame) -> None:
         self._makes[peer] = request.name
-        self._service.parking.allow(peer)
+        self._service.parking.allow(peer, _CAUSE)
         self._service.answer(peer, frame.request, m.Done())
 
     def _free(self, peer: Peer, request: m.Free, frame: Frame) -> None:
@@ -226,7 +229,7 @@ class CollectionDesk(Desk):
         if self._makes.pop(peer, None) is not None:
             peer.making = None
             self._variables.rounds.pin(peer, None)
-            self._service.parking.allow(peer)
+            self._service.parking.allow(peer, _CAUSE)
         self._service.answer(peer, frame.request, m.Done())
 
     def _stop(self, name: str, why: Closed) -> None:
@@ -243,7 +246,7 @@ class CollectionDesk(Desk):
         """End all waits of those who make items for a collection."""
         for worker, makes in list(self._makes.items()):
             if makes == name:
-                self._service.parking.interrupt(worker, why)
+                self._service.parking.interrupt(worker, _CAUSE, why)
 
     def _stats(self, peer: Peer, request: m.CollectionStats, frame: Frame) -> None:
         self._collection(request.name)

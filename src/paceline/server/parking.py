@@ -74,13 +74,13 @@ class Parking:
         self._order = itertools.count(1)
         self._dirty: deque[tuple[Hashable, bool]] = deque()
         self._asking = False
-        self._refused: dict[object, PacelineError] = {}
+        self._refused: dict[object, dict[Hashable, PacelineError]] = {}
 
     def park(self, key: Hashable, request: Parked, timeout: float | None) -> None:
         """Let a request wait for `key` to change, at most `timeout` seconds."""
         if request.peer in self._refused:
             request.done = True
-            request.answer(self._refused[request.peer])
+            request.answer(next(iter(self._refused[request.peer].values())))
             return
         request.since = self._clock.now()
         self._by_key.setdefault(key, []).append(request)
@@ -172,12 +172,12 @@ class Parking:
             if request.peer is peer and request.number == number and not request.done:
                 self._end(request, TimedOut(f"{request.what()}: cancelled"))
 
-    def interrupt(self, peer: object, error: PacelineError) -> None:
-        """End all waits of a peer with `error`, and those it begins before `allow`.
+    def interrupt(self, peer: object, cause: Hashable, error: PacelineError) -> None:
+        """End all waits of a peer with `error`, and those it begins before `allow` of that cause.
 
-        What they waited for has not happened.
+        What they waited for has not happened. Of several causes the first is told.
         """
-        self._refused[peer] = error
+        self._refused.setdefault(peer, {})[cause] = error
         for request in self._all():
             if request.peer is peer:
                 self._end(request, error)
@@ -193,13 +193,16 @@ class Parking:
             assert request.about is not None
             request.answer(error(request.about))
 
-    def allow(self, peer: object) -> None:
-        """Let a peer wait again."""
-        self._refused.pop(peer, None)
+    def allow(self, peer: object, cause: Hashable) -> None:
+        """Let a peer wait again, unless there is another cause why it may not."""
+        causes = self._refused.get(peer, {})
+        causes.pop(cause, None)
+        if not causes:
+            self._refused.pop(peer, None)
 
     def lost(self, peer: object) -> None:
         """Forget all waits of a peer that is gone."""
-        self.allow(peer)
+        self._refused.pop(peer, None)
         for key in list(self._by_key):
             kept = [request for request in self._by_key[key] if request.peer is not peer]
             for request in self._by_key[key]:

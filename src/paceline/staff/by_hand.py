@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, cast, final
 
-import numpy as np
-
 from paceline import functions
-from paceline.batches import Batch
 from paceline.calling import told
-from paceline.collection import Collection, Tally
+from paceline.collection import Collection, Elsewhere
 from paceline.core import messages as m
 from paceline.core.account import CALLS, Account
-from paceline.core.clock import checked_timeout
 from paceline.core.cluster_state import CHIEFS
 from paceline.core.errors import (
     Closed,
     PacelineError,
+    Refused,
     SchemaError,
     TimedOut,
     Unsupported,
 )  # fmt: skip
+from paceline.core.names import quoted
+from paceline.core.numbers import worker_seed
 from paceline.core.program_state import ANY_LIFE
-from paceline.core.spec import Task
+from paceline.core.spec import Spec, Task
 from paceline.core.stats import Place, Stats
 from paceline.packing import copied, memory, pack
 from paceline.plans import Plan
@@ -42,6 +40,9 @@ _log = logging.getLogger("paceline")
 LOOK = 2.0
 """Seconds after which the chief looks again who is missing."""
 
+SAY_AFTER = 3.0
+"""Seconds after which a worker says what it waits for."""
+
 
 @final
 class ByHand(Staff):
@@ -51,7 +52,8 @@ class ByHand(Staff):
         SchemaError: the session has no spec, or its task has no part in such a cluster.
     """
 
-    def __init__(self, session: Session, account: Account, *, seed: int) -> None:
+    def __init__(self, cluster: Spec | Session, account: Account, *, seed: int) -> None:
+        session = cluster if isinstance(cluster, Session) else Session(cluster)
         self.session = session
         try:
             self._tasks = _acting(session)
@@ -61,9 +63,10 @@ class ByHand(Staff):
         session.lines.conduct.account = account
         self._account = account
         self._seed = seed
-        self._numbers = itertools.count(1)
+        self._reached = 0
         self._life = ANY_LIFE
         self._hands = _Hands(session)
+        self._collections: dict[str, tuple[str, Collection[Any]]] = {}
         self._missing: list[str] = []
         self._error: BaseException | None = None
         self._task = Task.parse(session.task)
@@ -89,21 +92,21 @@ class ByHand(Staff):
     ) -> Collection[Any]:
         job = self._job(job)
         workers = self._of(job)
-        name, work = plan.name(number), next(self._numbers)
+        name = plan.name(number)
         what = f"collect({functions.name_of(plan.fn)}, job={job!r}, schedule={plan.schedule!r})"
         key = self.session.key(name)
-        if self.is_chief:
-            turns = workers if plan.schedule == "lockstep" else None
-            plan.home(self.session.lines, key).call(plan.opening(key, turns, workers))
-            self._begin(work, what, key)
-            self._hands.works[key] = work
-            made: Collection[Any] = Collection(self.session.lines, self._hands, key, on_change)
-            on_change(made)
-            return made
-        if self._task.job == job:
-            job_of = Collect(key, b"", plan.stamps, plan.ahead(len(workers)), plan.schedule)
-            self._take_part(work, what, lambda own: yielded(own, job_of, plan.fn, plan.resources))
-        return _Elsewhere(name)
+        if not self.is_chief:
+            work = Collect(key, b"", plan.stamps, plan.ahead(len(workers)), plan.schedule)
+            self._take_part(job, what, lambda own: yielded(own, work, plan.fn, plan.resources))
+            return Elsewhere(name)
+        turns = workers if plan.schedule == "lockstep" else None
+        plan.home(self.session.lines, key).call(plan.opening(key, turns, workers))
+        self._end_other(job, key)
+        self._hands.works[key] = self._begin(what, key)
+        made: Collection[Any] = Collection(self.session.lines, self._hands, key, on_change)
+        self._collections[job] = key, made
+        on_change(made)
+        return made
 
     def call(
         self,
@@ -124,25 +127,21 @@ class ByHand(Staff):
 
     def run(self, fn: Callable[..., Any], resources: tuple[Any, ...], job: str | None) -> list[Any]:
         job = self._job(job)
-        work = next(self._numbers)
         what = f"run({functions.name_of(fn)}, job={job!r})"
         if self.is_chief:
-            return self._lead(work, what, self._of(job))
-        if self._task.job == job:
-            self._take_part(work, what, lambda own: self._called(own, work, fn, resources))
+            return self._lead(job, what)
+        self._take_part(job, what, lambda own: self._called(own, what, fn, resources))
         return []
 
     def stats(self) -> Stats:
         members = self.session.resources()["members"]
         self._say_who_is_missing(members)
         now = time.monotonic()
-        going = next(reversed(self._hands.works), None)
-        workers = [Task.parse(name) for name in self._tasks]
-        places = [
-            Place(str(task), str(task) in members, 1, now, going, going is not None)
-            for task in workers
-            if task.job not in CHIEFS
-        ]
+        places = []
+        for job in self._jobs():
+            key = self._collects(job)
+            for name in self._of(job):
+                places.append(Place(name, name in members, 1, now, key, key is not None))
         return self.snapshot(self._account, places, {})
 
     def failing(self, error: BaseException) -> None:
@@ -155,20 +154,45 @@ class ByHand(Staff):
 
     # The chief's part
 
-    def _begin(self, work: int, what: str, collection: str = "") -> None:
+    def _begin(self, what: str, collection: str = "") -> int:
         self._look()
-        request = m.BeginWork(work, what, collection)
+        request = m.BeginWork(self._reached + 1, what, collection)
         self._life, left = self.session.connection.call(request).content
+        self._reached += 1
         for name in left:
             # Those who make items for a chief that died would make them for ever.
             for line in self.session.lines.all:
                 line.call(m.EndCollection(name))
+        return self._reached
 
-    def _lead(self, work: int, what: str, workers: list[str]) -> list[Any]:
-        self._begin(work, what)
+    def _collects(self, job: str) -> str | None:
+        """The collection that a job makes items for, if there is one."""
+        key, _ = self._collections.get(job, ("", None))
+        return key if key in self._hands.works else None
+
+    def _end_other(self, job: str, collection: str) -> None:
+        """A worker runs one function at a time: what its job still makes ends with an error."""
+        if self._collects(job) is not None:
+            key, made = self._collections[job]
+            self._hands.take_back(key)
+            made.fail(
+                Closed(
+                    f"collection {quoted(key)} ended when {quoted(collection)} began: both are"
+                    f" made by job {job!r}; side by side they need a job each"
+                )
+            )
+
+    def _lead(self, job: str, what: str) -> list[Any]:
+        key = self._collects(job)
+        if key is not None:
+            raise Refused(
+                f"{what}: the workers of job {job!r} collect for {quoted(key)}; close that first,"
+                " or give each a job of its own"
+            )
+        work = self._begin(what)
         try:
             with self._account.spent_on(CALLS):
-                return [self._result(work, name) for name in workers]
+                return [self._result(work, name) for name in self._of(job)]
         finally:
             self._hands.end(work)
 
@@ -200,34 +224,52 @@ class ByHand(Staff):
 
     # A worker's part
 
-    def _take_part(self, work: int, what: str, do: Callable[[Own], None]) -> None:
-        """Do a work once the chief has begun it, and wait until it has ended it."""
-        over, time_of = self._asked(work, what)
+    def _take_part(self, job: str, what: str, do: Callable[[Own], None]) -> None:
+        """Do the next work once the chief has begun it, and wait until it has ended it.
+
+        That of another job is passed.
+        """
+        self._reached += 1
+        if self._task.job != job:
+            return
+        over, starts = self._begun(what)
         if over:
             return
-        if time_of:
-            own = Own(self.session, self._seed_of(time_of), lambda: self._is_over(work, what))
+        if starts:
+            seed = worker_seed(self._seed, self._task, starts - 1)
+            own = Own(self.session, seed, lambda: self._is_over(what))
             try:
                 do(own)
             finally:
                 own.let_go()
         with suppress(_Ended):
-            self._asked(work, what, until_over=True)
+            self._asked(what, None, until_over=True)
 
-    def _asked(self, work: int, what: str, *, until_over: bool = False) -> tuple[bool, int]:
-        request = m.TakePart(work, what, self._life, until_over, None)
+    def _begun(self, what: str) -> tuple[bool, int]:
+        """Wait until the chief has begun it: whether it is over, and which start this one is."""
+        try:
+            return self._asked(what, SAY_AFTER)
+        except TimedOut as e:
+            _log.warning("%s waits %s", self.session.task, e)
+        return self._asked(what, None)
+
+    def _asked(
+        self, what: str, limit: float | None, *, until_over: bool = False
+    ) -> tuple[bool, int]:
+        request = m.TakePart(self._reached, what, self._life, until_over, limit)
         try:
             line = self.session.connection
-            self._life, over, time_of = line.call(request, timeout=None).content
+            self._life, over, starts = line.call(request, timeout=limit).content
         except Closed as e:
             self._stopped(e, ends=until_over)
-        return over, time_of
+        return over, starts
 
-    def _is_over(self, work: int, what: str) -> bool:
+    def _is_over(self, what: str) -> bool:
         """Whether nobody wants that work any more."""
+        request = m.TakePart(self._reached, what, self._life, True, 0.0)
         try:
             if not self.session.should_stop():
-                self.session.connection.call(m.TakePart(work, what, self._life, True, 0.0))
+                self.session.connection.call(request)
         except TimedOut:
             return False
         except PacelineError:
@@ -244,14 +286,14 @@ class ByHand(Staff):
         raise Closed(f"the cluster is done: {stopped.reason}") from error
 
     def _called(
-        self, own: Own, work: int, fn: Callable[..., Any], resources: tuple[Any, ...]
+        self, own: Own, what: str, fn: Callable[..., Any], resources: tuple[Any, ...]
     ) -> None:
-        line = self.session.connection
+        line, work = self.session.connection, self._reached
         try:
             result = once(own, fn, resources)
         except Exception as e:
             # What it waited for may have ended with the work.
-            if isinstance(e, Closed) and own.should_stop():
+            if isinstance(e, Closed) and self._is_over(what):
                 return
             with suppress(PacelineError):
                 line.call(m.EndPart(work, self._life, told(e), None))
@@ -263,16 +305,14 @@ class ByHand(Staff):
             return
         line.call(m.EndPart(work, self._life, "", head), [block])
 
-    def _seed_of(self, time_of: int) -> int:
-        job = int.from_bytes(self._task.job.encode(), "little")
-        words = np.random.SeedSequence([self._seed, job, self._task.number, time_of])
-        return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
-
     # Who is who
 
+    def _jobs(self) -> list[str]:
+        jobs = dict.fromkeys(Task.parse(name).job for name in self._tasks)
+        return [each for each in jobs if each not in CHIEFS]
+
     def _job(self, job: str | None) -> str:
-        jobs = list(dict.fromkeys(Task.parse(name).job for name in self._tasks))
-        jobs = [each for each in jobs if each not in CHIEFS]
+        jobs = self._jobs()
         if job is None:
             return jobs[0]
         if job not in jobs:
@@ -317,26 +357,6 @@ class _Hands:
         return False
 
 
-class _Elsewhere(Collection[Any]):
-    """A collection as those see it who are not its trainer: at its end, and with no batches."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.tally = Tally()
-        self._error = None
-        self._closed = True
-
-    def __iter__(self) -> Iterator[Batch[Any]]:
-        return iter(())
-
-    def next(self, *, timeout: float | None = 60.0) -> Batch[Any]:
-        checked_timeout(timeout)
-        raise Closed(f"collection '{self.name}' is over, and its batches went to the chief")
-
-    def stats(self) -> dict[str, Any]:
-        raise Closed(f"collection '{self.name}' is over; the chief has its counters")
-
-
 def _acting(session: Session) -> list[str]:
     """The chief and the workers of a session's cluster.
 
@@ -359,5 +379,8 @@ def _acting(session: Session) -> list[str]:
         )
     names = [str(task) for task in tasks]
     if session.task not in names:
-        raise SchemaError(f"{session.task} has no part in the program of {', '.join(names)}")
+        raise SchemaError(
+            f"{session.task} has no part in the program of {', '.join(names)}; one of them is"
+            " Session(spec, job=, index=)"
+        )
     return names
