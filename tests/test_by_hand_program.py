@@ -328,7 +328,7 @@ def test_a_cluster_by_hand_knows_its_tasks_and_is_one_of_them(tasks: Tasks) -> N
         paceline.Cluster(paceline.Session())
     for more in ({"restarts": 5}, {"checkpoint": "here"}):
         with pytest.raises(paceline.SchemaError, match="only seed and progress can be said"):
-            paceline.Cluster(tasks.spec, **more)  # type: ignore[arg-type]
+            paceline.Cluster(tasks.spec, **more)
     with tasks.cluster("chief:0") as made:
         with pytest.raises(paceline.SchemaError, match=r"no workers of job 'actor'; there are \["):
             made.run(len, job="actor")
