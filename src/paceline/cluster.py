@@ -39,10 +39,7 @@ _log = logging.getLogger("paceline")
 _HOSTING = (1, "processes", 3, 1, "", "unix", None)
 """What is said of a cluster's tasks by default."""
 
-_BY_HAND = (
-    "of a cluster by hand only seed and progress can be said (session.save and Supervisor save it);"
-    " the others are for clusters that launch their tasks"
-)
+_BY_HAND = "by hand only seed and progress can be said (session.save and Supervisor save)"
 
 RETRIES = 2
 """How often a call is made again whose worker died, or took too long."""
@@ -108,7 +105,7 @@ class Cluster(Closing):
         jobs = {} if isinstance(workers, Spec | Session) else jobs_of(workers)
         said = (ps, engine, restarts, worker_threads, worker_devices, transport, checkpoint)
         if not jobs and said != _HOSTING:
-            raise SchemaError(f"{_BY_HAND}: {said} are not {_HOSTING}")
+            raise SchemaError(f"{_BY_HAND}, not what launches tasks: {said} are not {_HOSTING}")
         folder = None if checkpoint is None else checked_folder(checkpoint)
         self._keeper = None if folder is None else Keeper(folder, save_every, keep)
         self.seed = secrets.randbits(63) if seed is None else seed
@@ -365,7 +362,8 @@ class Cluster(Closing):
             # What a forked process has is a copy; the cluster is its parent's.
             return
         try:
-            self._save_last()
+            if self._keeper is not None:
+                self._keeper.close(save=not self._failed)
             self._watch.close()
             self._progress.close()
             for collection in self._collections:
@@ -382,10 +380,6 @@ class Cluster(Closing):
     def _failing(self, error: BaseException) -> None:
         self._failed = not isinstance(error, KeyboardInterrupt | SystemExit)
         self._staff.failing(error)
-
-    def _save_last(self) -> None:
-        if self._keeper is not None:
-            self._keeper.close(save=not self._failed)
 
     def _steps(self) -> int:
         """Batches handed over, those before it was resumed included."""
