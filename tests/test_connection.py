@@ -1,8 +1,10 @@
 """One line to a server: threads, time limits, ends, secrets, and peers that break the protocol."""
 
+import fcntl
 import gc
 import itertools
 import os
+import re
 import resource
 import signal
 import socket
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 from calls import DEADLINE_SECONDS, Call, until
 
+from paceline.core import codec
 from paceline.core import messages as m
 from paceline.core.codec import MAX_HEADER, PREFIX, PROTOCOL, REQUEST
 from paceline.core.errors import (
@@ -409,6 +412,52 @@ def test_a_malformed_frame_ends_its_connection_and_no_other(
     queue.enqueue("x")
     assert queue.dequeue() == "x"
     assert len(socket_server.notes) == 1
+
+
+def announced(channel: StreamChannel, nbytes: int, fds: list[int], count: int = 1) -> None:
+    """Say that a segment comes, with these descriptors."""
+    envelope = codec.encode_envelope(codec.Envelope([], [(7, nbytes)] * count))
+    header = m.encode(m.Stats())
+    prefix = PREFIX.pack(PROTOCOL, REQUEST, 0, len(header), len(envelope), 0, 0, 2, 0)
+    socket.send_fds(channel._sock, [prefix + header + envelope], fds)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has nameless memory")
+@pytest.mark.parametrize(
+    ("size", "there", "said", "count", "why"),
+    [
+        (1 << 40, 0, 1 << 40, 1, rf"a segment of {1 << 40} bytes was sent with 0 in memory$"),
+        (8192, 4096, 8192, 1, r"a segment of 8192 bytes was sent with 4096 in memory$"),
+        (4096, 4096, 8192, 1, r"a segment of 4096 bytes was sent as one of 8192$"),
+        (4096, 4096, -1, 1, r"a segment of 4096 bytes was sent as one of -1$"),
+        (4096, 4096, 4096, 0, r"1 descriptors came without a segment$"),
+        (4096, 4096, 4096, 2, r"a segment was announced without its descriptor$"),
+        (4096, 4096, 4096, 1, None),
+    ],
+)
+def test_a_segment_is_as_large_as_was_said_and_all_there(
+    unix_server: Serving, size: int, there: int, said: int, count: int, why: str | None
+) -> None:
+    channel = dialled(unix_server)
+    channel.send(Frame(REQUEST, 1, m.encode(m.Join("worker", 0, os.getpid()))))
+    assert channel.receive(DEADLINE_SECONDS) is not None
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        if there:
+            os.posix_fallocate(fd, 0, there)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        announced(channel, said, [fd], count)
+    finally:
+        os.close(fd)
+    if why is None:
+        assert channel.receive(DEADLINE_SECONDS) is not None
+    else:
+        with pytest.raises(Disconnected):
+            channel.receive(DEADLINE_SECONDS)
+    channel.close()
+    unix_server.session().queue("q", 1).enqueue("x")
+    assert [bool(re.search(why or "", note)) for note in unix_server.notes] == [True] * bool(why)
 
 
 ODD_REQUESTS: dict[str, m.Request[Any] | bytes] = {

@@ -18,6 +18,7 @@ from paceline.core import tree as trees
 from paceline.core.arithmetic import add_values
 from paceline.core.container_state import NUMBERS, ContainerState
 from paceline.core.errors import ProtocolError, SchemaError
+from paceline.server.service import stored
 
 DEEP = b"\x91" * 200_000
 
@@ -143,6 +144,17 @@ def test_a_tree_with_more_or_fewer_values_than_it_declares_is_refused(values: li
     said = rf"^a tree of 1 plain values came with {len(values)}$"
     with pytest.raises(SchemaError, match=said):
         trees.unflatten(layout, values, np.zeros(64, np.uint8))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1], [1, "a", 0], [1, b"a"], [1.0, "a"], [True, "a"], [[1], "a"], [1 << 63, "a"], [None, "a"]],
+)
+def test_plain_values_are_of_the_kinds_that_the_layout_says(values: list[Any]) -> None:
+    layout = trees.flatten([1, "a"]).layout
+    with pytest.raises(ProtocolError, match=r"^a tree of 2 plain values came with others: \["):
+        stored(m.Head(layout, values), None)
+    assert stored(m.Head(layout, [trees.MAX_INT, ""]), None).values == [trees.MAX_INT, ""]
 
 
 def test_envelopes_and_messages_nested_without_end_are_refused() -> None:

@@ -1,13 +1,23 @@
 """What a desk must see to when a state changes: that those who wait are asked again."""
 
 import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from wires import SECRET, serve
 
 from paceline.core import messages as m
 from paceline.core.round import Round
 from paceline.core.tree import flatten
+from paceline.server import loop
 from paceline.server.collection_desk import REMEMBERED
+from paceline.server.lines import Peer
 from paceline.server.local import LocalServer
+from paceline.server.service import Desk, Handler, Service
 from paceline.session import Session
+from paceline.transports.unix import UnixListener
 
 
 def test_a_dropped_item_lets_the_next_waiting_worker_start() -> None:
@@ -68,4 +78,59 @@ def test_runs_in_lockstep_that_have_ended_are_forgotten() -> None:
     assert len(policy.memory()["versions"]) == 1
     gc.collect()
     assert sum(type(each) is Round for each in gc.get_objects()) <= REMEMBERED + 1
+    server.close()
+
+
+class Odd(Desk):
+    """A desk that fails at the end of whoever is here."""
+
+    def __init__(self, service: Service) -> None:
+        """It keeps nothing."""
+
+    def handlers(self) -> dict[type, Handler]:
+        return {}
+
+    def lost(self, peer: Peer) -> None:
+        raise ValueError(f"odd about {peer.name}")
+
+    def reset(self, gone: Callable[[str], bool]) -> None:
+        """There is nothing."""
+
+    def listing(self) -> tuple[str, dict[str, Any]]:
+        return "odd", {}
+
+
+def test_what_one_desk_fails_at_the_others_still_do_and_the_server_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "DESKS", (Odd, *loop.DESKS))
+    notes: list[str] = []
+    listener = UnixListener(f"@paceline-odd-{os.getpid()}")
+    with serve(listener, on_note=notes.append) as server:
+        target = f"unix:{listener.place}"
+        with Session(target, secret=SECRET) as other:
+            queue = other.queue("q", 1)
+            with Session(target, secret=SECRET, job="bad") as bad:
+                queue.enqueue("x")
+                taken = bad.connection.post(m.Dequeue("q", 1, 1, None), timeout=None)
+                assert taken.result()[0].delivery
+            assert queue.dequeue() == "x"
+            server.service.run_long(lambda: None, lambda error: (1 // 0, None)[1])
+            with pytest.raises(ZeroDivisionError):
+                server.do(lambda: 1 // 0)
+    assert "odd about bad:0" in notes[0]
+    assert notes[0].startswith("cut off bad:0 after an error:\n")
+    assert any("ZeroDivisionError" in note for note in notes[1:])
+
+
+def test_a_server_whose_every_turn_fails_ends_with_the_error() -> None:
+    listener = UnixListener(f"@paceline-odd-{os.getpid()}")
+    notes: list[str] = []
+    server = loop.Server([listener], SECRET, on_note=notes.append)
+    for _ in range(loop.FAILURES):
+        server.service.ended.append(lambda: (1 // 0, None)[1])
+    with pytest.raises(ZeroDivisionError):
+        server.serve()
+    assert len(notes) == loop.FAILURES - 1
+    assert all(note.startswith("went on after an error:\n") for note in notes)
     server.close()

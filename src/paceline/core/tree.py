@@ -26,6 +26,7 @@ Array: TypeAlias = NDArray[Any]
 Convert: TypeAlias = Callable[[Any, str], Tree]
 
 ALIGNMENT = 64
+MAX_INT = (1 << 63) - 1
 MAX_DEPTH = 64
 MAX_DIMS = 64
 MAX_LEAVES = 1 << 20
@@ -41,6 +42,7 @@ PLAIN: dict[type, str] = {
     str: "str",
     bytes: "bytes",
 }
+_TYPES = {kind: plain for plain, kind in PLAIN.items()}
 
 
 class Leaf(NamedTuple):
@@ -83,10 +85,14 @@ class Flat:
 
 
 class Layout(NamedTuple):
-    """A decoded layout: the nested structure and its leaves in order."""
+    """A decoded layout: the nested structure and its leaves in order.
+
+    `plain` are the types of its plain values, `places` say where its arrays are in a block.
+    """
 
     structure: Any
     leaves: tuple[Leaf, ...]
+    plain: tuple[type, ...]
     places: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
     nbytes: int
 
@@ -124,7 +130,7 @@ def unflatten(layout: bytes, values: Sequence[Any], block: Array | None) -> Tree
         SchemaError: the bytes are not a layout, or there are more or fewer `values` than it says.
     """
     plan = decoded(layout)
-    wanted = len(plan.leaves) - len(plan.places)
+    wanted = len(plan.plain)
     if len(values) != wanted:
         raise SchemaError(f"a tree of {wanted} plain values came with {len(values)}")
     arrays = views(plan, block)
@@ -159,6 +165,13 @@ def decoded(layout: bytes) -> Layout:
         return _planned(structure, leaves)
     except (ValueError, TypeError, msgspec.MsgspecError, RecursionError) as e:
         raise SchemaError(f"{len(layout)} bytes are not a layout: {e}") from e
+
+
+def are_plain(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
+    """Whether values that came from elsewhere are of these types, and their ints of 64 bits."""
+    if tuple(map(type, values)) != kinds:
+        return False
+    return int not in kinds or max(value for value in values if type(value) is int) <= MAX_INT
 
 
 def check(found: bytes, declared: bytes, what: str) -> None:
@@ -307,12 +320,14 @@ def _built(structure: Any, leaves: Any, values: Any, arrays: Any) -> Tree:
 
 
 def _planned(structure: Any, leaves: tuple[Leaf, ...]) -> Layout:
+    plain = []
     places = []
     nbytes = 0
     for kind, shape in leaves:
         if shape is None:
-            if kind not in PLAIN.values():
+            if kind not in _TYPES:
                 raise ValueError(f"unknown kind {kind!r}")
+            plain.append(_TYPES[kind])
             continue
         if kind != "bfloat16" and _KIND.fullmatch(kind) is None:
             raise ValueError(f"unknown kind {kind!r}")
@@ -325,7 +340,7 @@ def _planned(structure: Any, leaves: tuple[Leaf, ...]) -> Layout:
         size = dtype.itemsize * math.prod(shape)
         places.append((dtype, shape, nbytes, size))
         nbytes += aligned(size)
-    return Layout(structure, leaves, tuple(places), nbytes)
+    return Layout(structure, leaves, tuple(plain), tuple(places), nbytes)
 
 
 def _count(structure: Any, depth: int) -> int:

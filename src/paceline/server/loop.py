@@ -58,6 +58,9 @@ calls at once, and short enough for those who wait for what a dead process holds
 turn, items it had not receipted. A process's own end cannot be told from a cut connection.
 """
 
+FAILURES = 16
+"""Turns of the loop in a row that end in an error before the server does."""
+
 PAUSE = 0.5
 """Seconds until a listener that could not accept tries again."""
 
@@ -150,22 +153,35 @@ class Server:
         return made.result()
 
     def _serve(self) -> None:
-        service = self.service
-        account = service.account = Account(BUSY)
-        while not service.stopping:
-            limit = service.tick()
-            if self._strangers:
-                limit = sooner(limit, self._strangers.expire())
-            if self._lingering:
-                limit = sooner(limit, self._expire_lingering())
-            if self._deaf:
-                limit = sooner(limit, self._listen_again())
-            if self._backlog:
-                limit = sooner(limit, PAUSE)
-            account.enter(IDLE)
-            self._poller.wait(limit, account)
-            if self._backlog:
-                self._want_writes()
+        account = self.service.account = Account(BUSY)
+        failed = 0
+        while not self.service.stopping:
+            try:
+                self._turn(account)
+                failed = 0
+            except Exception:
+                # What failed is over, and what else is ready stays so.
+                failed += 1
+                if failed == FAILURES:
+                    raise
+                self._note(f"went on after an error:\n{traceback.format_exc()}")
+
+    def _turn(self, account: Account) -> None:
+        if self._done:
+            self._do_what_is_done()
+        limit = self.service.tick()
+        if self._strangers:
+            limit = sooner(limit, self._strangers.expire())
+        if self._lingering:
+            limit = sooner(limit, self._expire_lingering())
+        if self._deaf:
+            limit = sooner(limit, self._listen_again())
+        if self._backlog:
+            limit = sooner(limit, PAUSE)
+        account.enter(IDLE)
+        self._poller.wait(limit, account)
+        if self._backlog:
+            self._want_writes()
 
     def stop(self) -> None:
         """End `serve`, from any thread or a signal handler."""
@@ -216,7 +232,8 @@ class Server:
     def _greet(self, greeting: Greeting) -> None:
         try:
             channel: Any = greeting.advance()
-        except (ProtocolError, OSError) as e:
+        except Exception as e:
+            # Whatever it is, it is the stranger's.
             self._strangers.refused(greeting, e)
             return
         if channel is None:

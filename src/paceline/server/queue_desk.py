@@ -11,14 +11,12 @@ from paceline.core.errors import ProtocolError, SchemaError
 from paceline.core.queue_items import Run
 from paceline.core.queue_orders import Definition
 from paceline.core.queue_state import QueueState
-from paceline.core.tree import PLAIN, decoded
+from paceline.core.tree import MAX_INT, decoded
 from paceline.core.waiting import NOT_YET
 from paceline.server.lines import Peer
 from paceline.server.named_desk import NamedDesk
 from paceline.server.service import Handler, buffer
 from paceline.transports.base import Frame
-
-_TYPES = {kind: plain for plain, kind in PLAIN.items()}
 
 
 class QueueDesk(NamedDesk[QueueState]):
@@ -171,8 +169,8 @@ def received(peer: Peer, heads: list[m.RunHead], frame: Frame) -> list[Run]:
 def _plain(layout: bytes) -> tuple[int, tuple[type, ...], tuple[int, ...]]:
     """Bytes of a row, the types of the columns, and which of these are texts or bytes."""
     plan = decoded(layout)
-    kinds = tuple(_TYPES[leaf.kind] for leaf in plan.leaves if leaf.shape is None)
-    return plan.nbytes, kinds, tuple(n for n, kind in enumerate(kinds) if kind in (str, bytes))
+    texts = tuple(n for n, kind in enumerate(plan.plain) if kind in (str, bytes))
+    return plan.nbytes, plan.plain, texts
 
 
 def _check(head: m.RunHead, kinds: tuple[type, ...]) -> None:
@@ -182,7 +180,8 @@ def _check(head: m.RunHead, kinds: tuple[type, ...]) -> None:
     if head.metrics and len(head.metrics) != head.count:
         raise ProtocolError(f"{len(head.metrics)} logs came for {head.count} items")
     for kind, column in zip(kinds, head.columns, strict=True):
-        if len(column) != head.count or set(map(type, column)) != {kind}:
+        other = len(column) != head.count or set(map(type, column)) != {kind}
+        if other or (kind is int and max(column) > MAX_INT):
             raise ProtocolError(
                 f"a column of {kind.__name__} for {head.count} items has other values"
             )

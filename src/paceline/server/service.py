@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar, TypeAlias
 
 from paceline.core import messages as m
@@ -21,7 +21,7 @@ from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Ref
 from paceline.core.member_state import Member, MemberState
 from paceline.core.names import checked, label
 from paceline.core.spec import Task
-from paceline.core.tree import Array, decoded
+from paceline.core.tree import Array, are_plain, decoded
 from paceline.core.waiting import HELD_BACK, NOT_YET, Stored
 from paceline.server.containers import Containers
 from paceline.server.containers import Handler as Handler
@@ -165,8 +165,10 @@ class Service:
         if peer.member is not None:
             self.members.lose(peer.member.session)
         self.lines.end(peer)
-        for desk in self._desks:
-            desk.lost(peer)
+        with ExitStack() as ends:
+            # What fails at one desk is left to no other.
+            for desk in reversed(self._desks):
+                ends.callback(desk.lost, peer)
         if first and peer.member is not None:
             task = Task(peer.member.job, peer.member.index)
             self.cluster.gone(task, goodbye=peer.left, failed=failed)
@@ -372,15 +374,15 @@ def stored(head: m.Head, memory: Memory | None) -> Stored:
     """A tree that came with a request.
 
     Raises:
-        ProtocolError: its memory is not as long as its layout says.
+        ProtocolError: its memory or its plain values are not what its layout says.
     """
     plan = decoded(head.layout)
     found = 0 if memory is None else memory.nbytes
     if found != plan.nbytes:
         raise ProtocolError(f"a tree of {plan.nbytes} bytes came with {found}")
-    plain = len(plan.leaves) - len(plan.places)
-    if len(head.values) != plain:
-        raise ProtocolError(f"a tree of {plain} plain values came with {len(head.values)}")
+    if not are_plain(head.values, plan.plain):
+        kinds = [type(value).__name__ for value in head.values[:8]]
+        raise ProtocolError(f"a tree of {len(plan.plain)} plain values came with others: {kinds}")
     return Stored(head.layout, head.values, memory)
 
 

@@ -94,10 +94,12 @@ class Segment:
         """Take over a descriptor from a peer, which can neither shrink nor lie about it.
 
         Raises:
-            ProtocolError: it is smaller than said, or could be truncated under its readers.
+            ProtocolError: it is smaller than said, its memory is not all there, or it could be
+            truncated under its readers.
         """
-        size = os.fstat(fd).st_size
-        if size < nbytes:
+        found = os.fstat(fd)
+        size = found.st_size
+        if not 0 < nbytes <= size:
             os.close(fd)
             raise ProtocolError(f"a segment of {size} bytes was sent as one of {nbytes}")
         if hasattr(fcntl, "F_GET_SEALS"):
@@ -108,6 +110,12 @@ class Segment:
             if seals & _SEALS != _SEALS:
                 os.close(fd)
                 raise ProtocolError("a segment was sent that is not sealed against shrinking")
+            # Or whoever reads it would have to find the memory.
+            if found.st_blocks * 512 < nbytes:
+                os.close(fd)
+                raise ProtocolError(
+                    f"a segment of {nbytes} bytes was sent with {found.st_blocks * 512} in memory"
+                )
         return cls(fd, nbytes, writable=False)
 
     def bytes(self) -> Array:

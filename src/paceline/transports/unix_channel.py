@@ -113,6 +113,9 @@ class UnixChannel(StreamChannel):
         if extra or got & _TRUNCATED:
             self._take_descriptors(extra, got)
         self._take(data)
+        if self._fds and not self._partial:
+            self._fail()
+            raise ProtocolError(f"{len(self._fds)} descriptors came without a segment")
         return True
 
     def _take_descriptors(self, extra: list[tuple[int, int, bytes]], flags: int) -> None:
