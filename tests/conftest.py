@@ -148,6 +148,12 @@ def _segments() -> dict[object, str]:
     return found
 
 
+def pytest_collection_finish() -> None:
+    """Leave what imports made out of the collection after each test: it would take the longest."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
