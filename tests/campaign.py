@@ -5,15 +5,26 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import random
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from clusters import LIMIT, accounted, quiet
+from clusters import LIMIT, accounted, quiet, until
+from conftest import Holdings, holdings
+from resumed import Run
+from tasks import Tasks
 
 import paceline
-from paceline.testing import Chaos, Fault, Relay, Report, serving
+from paceline import checkpoints
+from paceline.testing import Chaos, Fault, Relay, Report, full_disk, serving
 
 
 def counting(policy: paceline.Variable[Any], worker: paceline.Worker) -> Iterator[Any]:
@@ -115,19 +126,110 @@ def of_connections(faults: int, seed: int) -> Report:
             )
 
 
+def of_tasks(faults: int, seed: int) -> Report:
+    """A cluster by hand: its server, chief and workers killed, stopped and slowed."""
+    return _by_hand("unix", faults, seed)
+
+
+def of_tasks_apart(faults: int, seed: int) -> Report:
+    """The same over TCP, where connections are harmed too; they need not end with a process."""
+    return _by_hand("tcp", faults, seed)
+
+
+def _by_hand(carrier: str, faults: int, seed: int) -> Report:
+    with TemporaryDirectory() as folder, closing(Tasks(Path(folder), carrier)) as tasks:
+        relays = {} if tasks.relay is None else {"connection": tasks.relay}
+        return Chaos(tasks.processes, relays=relays, seed=seed).campaign(
+            tasks.step, faults=faults, check=tasks.check
+        )
+
+
+def of_chiefs(faults: int, seed: int) -> Report:
+    """The chief of a launched cluster with checkpoints killed, stopped and slowed."""
+    with TemporaryDirectory() as folder, closing(Run(Path(folder))) as run:
+        return Chaos(run.processes, seed=seed).campaign(run.step, faults=faults, check=run.check)
+
+
+def of_disks(faults: int, seed: int) -> Report:
+    """No room for the checkpoints that a cluster in training saves by itself."""
+    draw, done = random.Random(seed), list[Fault]()
+    with TemporaryDirectory() as name, quiet(1, checkpoint=name, save_every=0.05) as cluster:
+        folder = Path(name)
+        training, told = Training(cluster), Told()
+        with told:
+            for _ in range(faults):
+                training.step()
+                began = time.monotonic()
+                with full_disk(draw.randrange(4000)):
+                    while not told.errors:
+                        training.step()
+                ends = time.monotonic()
+                good = checkpoints.found(folder)
+                while checkpoints.found(folder)[-1:] == good[-1:]:
+                    training.step()
+                assert checkpoints.latest(folder) is not None
+                now = time.monotonic()
+                done.append(Fault("fill", "disk", ends - began, now - ends))
+                training.check(done[-1])
+                told.errors.clear()
+    return Report(seed, tuple(done))
+
+
+class Told(logging.Handler):
+    """The errors that are logged within its block, which are of checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[str] = []
+        self._log = logging.getLogger("paceline")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert record.getMessage().startswith("checkpoint of step ")
+        self.errors.append(record.getMessage())
+
+    def __enter__(self) -> Told:
+        self._before, self._log.propagate = self._log.propagate, False
+        self._log.addHandler(self)
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._log.removeHandler(self)
+        self._log.propagate = self._before
+
+
 PARTS: dict[Callable[[int, int], Report], float] = {
-    of_workers: 0.4,
-    of_servers: 0.2,
-    of_connections: 0.4,
+    of_workers: 0.2,
+    of_servers: 0.1,
+    of_connections: 0.2,
+    of_tasks: 0.3,
+    of_tasks_apart: 0.1,
+    of_chiefs: 0.06,
+    of_disks: 0.04,
 }
 
 
 def main(faults: int, seed: int) -> None:
-    """Share the faults among the campaigns, and print how each went."""
+    """Share the faults among the campaigns, and print how each went; none leaves anything."""
+    # That workers are started again would be most of what is printed.
+    logging.getLogger("paceline").setLevel(logging.ERROR)
     for campaign, share in PARTS.items():
+        before = holdings()
         report = campaign(max(1, round(share * faults)), seed)
         sys.stdout.write(f"{campaign.__doc__}\n{report}\n")
         sys.stdout.flush()
+        _check_nothing_is_left(before)
+    sys.stdout.write("nothing was left: no thread, process, descriptor or segment\n")
+
+
+def _check_nothing_is_left(before: Holdings) -> None:
+    def nothing() -> bool:
+        gc.collect()
+        return not holdings().beyond(before)
+
+    try:
+        until(nothing)
+    except AssertionError:
+        raise AssertionError(f"left: {holdings().beyond(before)}") from None
 
 
 if __name__ == "__main__":

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from campaign import PARTS
+from campaign import (
+    PARTS,
+    of_chiefs,
+    of_connections,
+    of_disks,
+    of_servers,
+    of_tasks,
+    of_tasks_apart,
+    of_workers,
+)
 from clusters import LIMIT, following, quiet, until
 
 import paceline
@@ -145,13 +154,26 @@ def test_a_full_disk_leaves_the_checkpoints_that_were_there(tmp_path: Path) -> N
 # Campaigns
 
 
-@pytest.mark.parametrize(("part", "faults"), list(zip(PARTS, (4, 2, 12), strict=True)))
+SHORT = {of_workers: 3, of_connections: 8, of_tasks: 6}
+LONGER = {of_servers: 4, of_tasks_apart: 6, of_chiefs: 4, of_disks: 4}
+
+
+@pytest.mark.parametrize(
+    ("part", "faults"),
+    [*SHORT.items(), *(pytest.param(*each, marks=pytest.mark.slow) for each in LONGER.items())],
+)
+@pytest.mark.timeout(120)
 def test_a_campaign_breaks_no_promise(part: Callable[[int, int], Report], faults: int) -> None:
     report = part(faults, 3)
     assert len(report.faults) == faults
     lines = str(report).splitlines()
     assert lines[0] == f"{faults} faults, seed 3; longest seconds to notice, recover"
     assert len(lines) == 1 + len({(fault.role, fault.kind) for fault in report.faults})
+
+
+def test_every_campaign_is_in_the_tests_and_in_the_long_one() -> None:
+    assert {**SHORT, **LONGER}.keys() == PARTS.keys()
+    assert sum(PARTS.values()) == pytest.approx(1.0)
 
 
 def test_the_same_seed_draws_the_same_faults_and_says_where_it_broke() -> None:

@@ -48,7 +48,7 @@ class Fault:
     nothing that anybody should notice.
     """
 
-    kind: Kind
+    kind: str
     target: str
     noticed: float | None
     recovered: float
