@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,14 @@ def named(task: str, launcher: int) -> int:
     raise AssertionError(f"{task} does not run")
 
 
-def script(folder: Path, text: str, *options: str) -> subprocess.Popen[str]:
-    """Start a program of its own."""
+def script(
+    folder: Path, text: str, *options: str, words: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start a program of its own, with options of the interpreter and words for itself."""
     path = folder / "script.py"
     path.write_text(text)
     return subprocess.Popen(
-        [sys.executable, *options, str(path)],
+        [sys.executable, *options, str(path), *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

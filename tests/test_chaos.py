@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from calls import Call
 from campaign import (
     PARTS,
     of_chiefs,
@@ -125,6 +128,26 @@ def test_a_relay_carries_what_does_not_fit_into_its_hands() -> None:
             table = np.arange(1 << 20)
             variable = session.variable("table", table)
             assert np.array_equal(variable.read().tree, table)
+
+
+@pytest.mark.parametrize("kind", ["lose", "repeat", "tear"])
+def test_what_arrives_before_a_cut_is_the_beginning_of_what_was_sent(kind: str) -> None:
+    sent = np.arange(1 << 19).tobytes()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Relay(f"tcp:127.0.0.1:{listener.getsockname()[1]}") as relay,
+        socket.create_connection(("127.0.0.1", int(relay.target.rpartition(":")[2]))) as client,
+        listener.accept()[0] as server,
+    ):
+        sending = Call(server.sendall, sent)
+        # Some of it waits in the relay, and more before it.
+        found = client.recv(1 << 16)
+        getattr(relay, kind)()
+        while data := client.recv(1 << 16):
+            found += data
+        assert sent.startswith(found)
+        with suppress(OSError):
+            sending.outcome()
 
 
 def test_a_relay_does_not_carry_shared_memory() -> None:

@@ -143,12 +143,12 @@ class Relay(Closing):
             for half in pair.halves:
                 if half.size < MOST and not half.over:
                     wanted[half.source.fileno()] |= select.POLLIN
-                if not half.waiting:
-                    wait = min(wait, pair.ends - now)
-                elif half.waiting[0][0] <= now:
+                if half.waiting and half.waiting[0][0] <= now:
                     wanted[half.sink.fileno()] |= select.POLLOUT
-                else:
+                elif half.waiting:
                     wait = min(wait, half.waiting[0][0] - now)
+            if not pair.replies.waiting:
+                wait = min(wait, pair.ends - now)
         poll = select.poll()
         for descriptor, events in wanted.items():
             poll.register(descriptor, events)
@@ -216,11 +216,11 @@ class _Pair:
         for one in self._ends:
             one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._requests, self._replies = _Half(client, server), _Half(server, client)
-        self.halves = (self._requests, self._replies)
+        self.requests, self.replies = _Half(client, server), _Half(server, client)
+        self.halves = (self.requests, self.replies)
         self.hurt: Hurt = ""
         self.ends = math.inf
-        """When it is cut: nothing more gets through to the server then."""
+        """When it is cut, if all replies have been passed on; no request is, once this is known."""
         self.over = False
 
     def step(self, found: Mapping[int, int], delay: float) -> None:
@@ -231,23 +231,25 @@ class _Pair:
             if not self.over and half.waiting and found.get(half.sink.fileno(), 0) & _WRITE:
                 half.write()
         done = any(half.over and not half.waiting for half in self.halves)
-        if done or (not self._replies.waiting and time.monotonic() >= self.ends):
+        if done or (not self.replies.waiting and time.monotonic() >= self.ends):
             self.end()
 
     def _read(self, half: _Half, delay: float) -> None:
         data = half.read()
         if not data:
             return
-        if half is self._requests:
+        if half is self.requests:
             if self.ends == math.inf:
                 half.put(data, delay)
         elif self.hurt == "repeat":
             half.put(data, 0.0)
             self.ends = time.monotonic() + QUIET
-        elif self.hurt:
-            if self.hurt == "tear":
-                with suppress(OSError):
-                    half.sink.send(data[: (len(data) + 1) // 2])
+        elif self.hurt == "tear":
+            if self.ends == math.inf:
+                # Behind what is on its way already.
+                half.put(data[: (len(data) + 1) // 2], 0.0)
+                self.ends = time.monotonic()
+        elif self.hurt == "lose":
             self.end()
         else:
             half.put(data, delay)
