@@ -26,7 +26,7 @@ from campaign import (
 from clusters import LIMIT, following, quiet, until
 
 import paceline
-from paceline import CheckpointError, TimedOut, UnknownName, Unsupported, checkpoints
+from paceline import OutOfMemory, TimedOut, UnknownName, Unsupported
 from paceline.testing import Chaos, Fault, Relay, Report, full_disk, serving
 
 
@@ -160,18 +160,23 @@ def test_a_relay_does_not_carry_shared_memory() -> None:
 # Disks
 
 
-def test_a_full_disk_leaves_the_checkpoints_that_were_there(tmp_path: Path) -> None:
-    saved = {"w": checkpoints.Saved(1, np.zeros(100_000))}
-    first = checkpoints.save(tmp_path, 1, saved)
-    with (
-        full_disk(1000),
-        pytest.raises(CheckpointError, match=r"^checkpoint of step 2 in .*800000"),
-    ):
-        checkpoints.save(tmp_path, 2, saved)
-    found = checkpoints.latest(tmp_path)
-    assert found is not None
-    assert found.path == first
-    assert checkpoints.save(tmp_path, 3, saved).exists()
+def test_a_file_cannot_grow_on_a_full_disk_and_can_again_after(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with full_disk(1000):
+        path.write_bytes(bytes(1000))
+        with pytest.raises(OSError, match="File too large"):
+            path.write_bytes(bytes(1001))
+    path.write_bytes(bytes(1001))
+
+
+def test_shared_memory_that_finds_no_room_is_an_error_where_it_was_asked_for() -> None:
+    with quiet(1) as cluster:
+        policy = cluster.variable("policy", np.zeros(3))
+        with full_disk():
+            with pytest.raises(OutOfMemory, match=r"^no shared memory of .*: File too large"):
+                cluster.variable("table", np.zeros(10_000_000))
+            policy.assign(np.ones(3))
+        assert cluster.variable("table", np.zeros(10_000_000)).read().tree.shape == (10_000_000,)
 
 
 # Campaigns

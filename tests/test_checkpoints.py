@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from paceline.core import manifest as manifests
 from paceline.core.bfloat16 import bfloat16
 from paceline.core.errors import SchemaError, TimedOut
 from paceline.core.tree import flatten
+from paceline.testing import full_disk
 
 TREE: Any = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -193,16 +193,14 @@ def test_if_none_is_good_the_error_has_each_and_why(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_old_one_and_says_what_was_needed(tmp_path: Path) -> None:
     at(tmp_path, 1)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(
+    with (
+        full_disk(100_000),
+        pytest.raises(
             CheckpointError,
             match=r"^checkpoint of step 2 in .*: .*File too large.* variables take 800000 bytes; ",
-        ):
-            save(tmp_path, 2, {"v": Saved(2, np.zeros(100_000))})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        ),
+    ):
+        save(tmp_path, 2, {"v": Saved(2, np.zeros(100_000))})
     assert sorted(os.listdir(tmp_path)) == [".lock", "checkpoint-000001-step-1"]
     assert newest(tmp_path) == 1
 

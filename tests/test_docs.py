@@ -90,6 +90,18 @@ def test_the_files_tests_and_targets_that_a_page_names_exist(name: str) -> None:
     assert [target for target in targets if f"\n{target}:" not in makefile] == []
 
 
+def test_the_table_of_failures_has_every_role_at_every_moment() -> None:
+    moments = "starting idle mid-assign mid-enqueue waiting checkpointing stopping".split()
+    section = PAGES["failures.md"].text.split("\n## At each moment\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if " | " in line][1:]
+    pairs = [(who, when) for who, when, *_ in rows]
+    assert pairs == [(who, when) for who in ("worker", "chief", "ps") for when in moments]
+    for row in rows:
+        assert len(row) == 7
+        assert all(row)
+        assert re.fullmatch(r"(`test_\w+\.py::test_\w+`(, )?)+", row[-1])
+
+
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = PAGES["index.md"].text.split("```{toctree}")[1].split("```")[0].split()[1:]
     assert sorted(f"{name}.md" for name in listed) == sorted(PAGES.keys() - {"index.md"})
