@@ -42,9 +42,11 @@ class Tasks:
             return program(cluster)
 
     def cluster(self, task: str) -> paceline.Cluster:
+        return paceline.Cluster(self.session(task), seed=SEED, progress="quiet")
+
+    def session(self, task: str) -> paceline.Session:
         job, _, index = task.partition(":")
-        session = paceline.Session(self.spec, secret=SECRET, job=job, index=int(index))
-        return paceline.Cluster(session, seed=SEED, progress="quiet")
+        return paceline.Session(self.spec, secret=SECRET, job=job, index=int(index))
 
     def result(self, task: str) -> Any:
         return self.started[task].result(LIMIT)
@@ -201,19 +203,29 @@ def test_map_and_submit_are_refused_with_what_to_use(tasks: Tasks) -> None:
                 call()
 
 
-def test_a_worker_says_what_it_waits_for(
+def test_a_worker_says_what_it_waits_for_and_the_chief_who_is_missing(
     tasks: Tasks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(by_hand, "SAY_AFTER", 0.01)
 
     def program(cluster: paceline.Cluster) -> int:
+        cluster.variable("v", 1)
         return sum(len(batch) for batch in cluster.collect(five, batch_size=5))
 
     tasks.start(program, "worker:0")
-    told = "worker:0 waits until the chief begins work 1, collect(five, job='worker', schedule='la"
+    told = "worker:0 waits: nobody has made the variable 'v' on any server"
     until(lambda: told in caplog.text)
-    tasks.start(program, "worker:1", "chief:0")
-    assert tasks.result("chief:0") == 10
+    with tasks.session("looks:0") as session:
+        session.variable("v", 1)
+    told = "worker:0 waits: the chief has not begun work 1, collect(five, job='worker', schedule='"
+    until(lambda: told in caplog.text)
+    with tasks.cluster("chief:0") as cluster:
+        batches = cluster.collect(five, batch_size=5)
+        batches.next()
+        said = "chief:0: missing as collect(five, job='worker', schedule='lag') begins: worker:1, e"
+        assert said in caplog.text
+        batches.close()
+    assert tasks.result("worker:0") == 0
 
 
 def test_seeds_of_workers_are_those_of_a_launched_cluster(tasks: Tasks) -> None:
@@ -298,6 +310,46 @@ def test_the_chief_leaves_in_the_midst_and_the_workers_loops_end(tasks: Tasks) -
 
     tasks.start(program, *ALL)
     assert [tasks.result(task) for task in ALL] == ["ended"] * 4
+
+
+def test_a_worker_that_the_chief_did_not_wait_for_ends_too(tasks: Tasks) -> None:
+    gone = threading.Event()
+
+    def program(cluster: paceline.Cluster) -> Any:
+        if cluster.session.task == "worker:1":
+            assert gone.wait(LIMIT)
+        found = cluster.collect(endless, batch_size=1)
+        if cluster.is_chief:
+            return found.next() is None
+        return list(found), cluster.run(len, "x")
+
+    tasks.start(program, *ALL)
+    assert not tasks.result("chief:0")
+    gone.set()
+    for task in ("worker:0", "worker:1"):
+        assert tasks.result(task) == ([], [])
+
+
+def test_a_supervisor_begins_and_saves_what_the_program_trains(
+    tasks: Tasks, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+
+    def program(cluster: paceline.Cluster) -> Any:
+        with paceline.Supervisor(cluster.session, init={"w": 1.0}, checkpoint=folder, steps=3) as s:
+            weights = cluster.variable("w")
+            for batch in cluster.collect(endless, batch_size=2):
+                weights.assign_add(float(batch.data.sum()))
+                s.step.add()
+                if s.should_stop():
+                    break
+            return s.step.value
+
+    tasks.start(program, *ALL)
+    assert [tasks.result(task) for task in ("chief:0", "worker:0", "worker:1")] == [3, 3, 3]
+    with paceline.Session() as session:
+        assert session.restore(folder) is not None
+        assert session.variable("w").read().tree == 7.0
 
 
 def test_a_chief_that_fails_is_an_error_of_the_workers_too(tasks: Tasks) -> None:

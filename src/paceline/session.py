@@ -64,6 +64,10 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
             names in others.
         timeout: seconds to wait for the servers to be there; the order of starting never matters.
 
+    Attributes:
+        task: which task it is, such as `worker:0`.
+        spec: the tasks of the cluster, where it was opened on a spec.
+
     Raises:
         TimedOut: a server is not there; the message says which.
         Refused: the secret or the spec is another one than the server's, or a living process has

@@ -87,9 +87,9 @@ class ProgramDesk(Desk):
             return found if found is NOT_YET else m.Text(list(found))
 
         def what() -> str:
-            verb = "ends" if until_over else "begins"
+            done = "ended" if until_over else "begun"
             return (
-                f"until the chief {verb} work {request.number}, {request.what};"
+                f"the chief has not {done} work {request.number}, {request.what};"
                 f" {self._service.who()}"
             )
 

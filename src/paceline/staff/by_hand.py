@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, cast, final
+from typing import Any, NoReturn, TypeVar, cast, final
 
 from paceline import functions
 from paceline.calling import told
 from paceline.collection import Collection, Elsewhere
 from paceline.core import messages as m
 from paceline.core.account import CALLS, Account
+from paceline.core.clock import checked_timeout, left
 from paceline.core.cluster_state import CHIEFS
 from paceline.core.errors import (
     Closed,
@@ -30,18 +31,18 @@ from paceline.core.spec import Spec, Task
 from paceline.core.stats import Place, Stats
 from paceline.packing import copied, memory, pack
 from paceline.plans import Plan
+from paceline.reach import SAY_AFTER
 from paceline.session import Session
 from paceline.staff.base import Calls, F, OnChange, Staff
 from paceline.worker.line import Collect
 from paceline.worker.own import Own, once, yielded
 
+T = TypeVar("T")
+
 _log = logging.getLogger("paceline")
 
 LOOK = 2.0
 """Seconds after which the chief looks again who is missing."""
-
-SAY_AFTER = 3.0
-"""Seconds after which a worker says what it waits for."""
 
 
 @final
@@ -81,7 +82,8 @@ class ByHand(Staff):
 
         def found(name: str, *value: Any, **options: Any) -> Any:
             options.pop("overwrite", None)
-            there = variable(name, timeout=options.get("timeout", 60.0))
+            limit = checked_timeout(options.get("timeout", 60.0))
+            there = self._waited(lambda timeout: variable(name, timeout=timeout), limit)
             # One's own value is not taken, but shows whether it is the same program's.
             return variable(name, *value, **options) if value or "value" in options else there
 
@@ -155,11 +157,12 @@ class ByHand(Staff):
     # The chief's part
 
     def _begin(self, what: str, collection: str = "") -> int:
-        self._look()
+        self._missing = []
+        self._look(f" as {what} begins")
         request = m.BeginWork(self._reached + 1, what, collection)
-        self._life, left = self.session.connection.call(request).content
+        self._life, going = self.session.connection.call(request).content
         self._reached += 1
-        for name in left:
+        for name in going:
             # Those who make items for a chief that died would make them for ever.
             for line in self.session.lines.all:
                 line.call(m.EndCollection(name))
@@ -209,16 +212,16 @@ class ByHand(Staff):
             line.give_back()
             return result
 
-    def _look(self) -> None:
-        self._say_who_is_missing(self.session.resources()["members"])
+    def _look(self, when: str = "") -> None:
+        self._say_who_is_missing(self.session.resources()["members"], when)
 
-    def _say_who_is_missing(self, members: list[str]) -> None:
+    def _say_who_is_missing(self, members: list[str], when: str = "") -> None:
         missing = [name for name in self._tasks if name not in members]
         if not self.is_chief or missing == self._missing:
             return
         self._missing = missing
         if missing:
-            _log.warning("%s: missing: %s", self.session.task, ", ".join(missing))
+            _log.warning("%s: missing%s: %s", self.session.task, when, ", ".join(missing))
         else:
             _log.warning("%s: everybody is here", self.session.task)
 
@@ -232,7 +235,7 @@ class ByHand(Staff):
         self._reached += 1
         if self._task.job != job:
             return
-        over, starts = self._begun(what)
+        over, starts = self._waited(lambda limit: self._asked(what, limit), None)
         if over:
             return
         if starts:
@@ -242,26 +245,36 @@ class ByHand(Staff):
                 do(own)
             finally:
                 own.let_go()
-        with suppress(_Ended):
-            self._asked(what, None, until_over=True)
+        self._asked(what, None, until_over=True)
 
-    def _begun(self, what: str) -> tuple[bool, int]:
-        """Wait until the chief has begun it: whether it is over, and which start this one is."""
-        try:
-            return self._asked(what, SAY_AFTER)
-        except TimedOut as e:
-            _log.warning("%s waits %s", self.session.task, e)
-        return self._asked(what, None)
+    def _waited(self, ask: Callable[[float | None], T], limit: float | None) -> T:
+        """What `ask` says within that time; when it takes long, it is said what it waits for."""
+        began = time.monotonic()
+        if limit is None or limit > SAY_AFTER:
+            try:
+                return ask(SAY_AFTER)
+            except TimedOut as e:
+                _log.warning("%s waits: %s", self.session.task, str(e))
+        return ask(left(limit, began))
 
     def _asked(
         self, what: str, limit: float | None, *, until_over: bool = False
     ) -> tuple[bool, int]:
+        """Wait until the chief has begun it: whether it is over, and which start this one is.
+
+        A chief that has left has ended all.
+        """
         request = m.TakePart(self._reached, what, self._life, until_over, limit)
         try:
             line = self.session.connection
             self._life, over, starts = line.call(request, timeout=limit).content
         except Closed as e:
-            self._stopped(e, ends=until_over)
+            stopped = self.session.stopped()
+            if stopped is None:
+                raise
+            if stopped.failed:
+                raise Closed(f"the cluster is done: {stopped.reason}") from e
+            return True, 0
         return over, starts
 
     def _is_over(self, what: str) -> bool:
@@ -275,15 +288,6 @@ class ByHand(Staff):
         except PacelineError:
             return True
         return True
-
-    def _stopped(self, error: Closed, *, ends: bool) -> NoReturn:
-        """The chief has left: that ends a work, or is an error, as it is when the chief failed."""
-        stopped = self.session.stopped()
-        if stopped is None:
-            raise error
-        if ends and not stopped.failed:
-            raise _Ended from None
-        raise Closed(f"the cluster is done: {stopped.reason}") from error
 
     def _called(
         self, own: Own, what: str, fn: Callable[..., Any], resources: tuple[Any, ...]
@@ -321,10 +325,6 @@ class ByHand(Staff):
 
     def _of(self, job: str) -> list[str]:
         return [name for name in self._tasks if Task.parse(name).job == job]
-
-
-class _Ended(Exception):
-    """The chief has left, and with it a work has ended."""
 
 
 class _Hands:
