@@ -157,7 +157,6 @@ class ByHand(Staff):
     # The chief's part
 
     def _begin(self, what: str, collection: str = "") -> int:
-        self._missing = []
         self._look(f" as {what} begins")
         request = m.BeginWork(self._reached + 1, what, collection)
         self._life, going = self.session.connection.call(request).content
@@ -217,7 +216,7 @@ class ByHand(Staff):
 
     def _say_who_is_missing(self, members: list[str], when: str = "") -> None:
         missing = [name for name in self._tasks if name not in members]
-        if not self.is_chief or missing == self._missing:
+        if not self.is_chief or (missing == self._missing and not (missing and when)):
             return
         self._missing = missing
         if missing:
