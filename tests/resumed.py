@@ -64,16 +64,17 @@ class Run:
 
     def processes(self) -> dict[str, int]:
         """The chief, until all that it had started have ended with it."""
-        assert self._program is not None
-        if self._program.poll() is not None:
+        if self._program is not None and self._program.poll() is not None:
             assert self._program.returncode == -signal.SIGKILL, self._program.communicate()
             if not any(map(runs, self._kin)):
                 self._program.communicate()
-                self._start()
-        return {"chief:0": self._program.pid}
+                self._program = None
+        return {} if self._program is None else {"chief:0": self._program.pid}
 
     def step(self) -> None:
-        """Until a batch was trained on."""
+        """Until a batch was trained on; by a new chief if there is none."""
+        if self._program is None:
+            self._start()
         assert self._program is not None
         assert self._program.stdin is not None
         self._program.stdin.write("\n")
@@ -97,7 +98,7 @@ class Run:
 
     def close(self) -> None:
         """End it."""
-        assert self._program is not None
-        self._program.kill()
-        self._program.communicate(timeout=LIMIT)
+        if self._program is not None:
+            self._program.kill()
+            self._program.communicate(timeout=LIMIT)
         until(lambda: not any(map(runs, self._kin)))
