@@ -26,7 +26,9 @@ from paceline.core.versions import count_of, epoch_of
 from paceline.testing import Fault, Relay
 
 SECRET = b"what all tasks know"
-CAPACITY = 4
+CAPACITY, SEEN = 4, 64
+"""What is seen has room enough for the chief to wait for items, not for whoever takes those."""
+
 WORKERS = 2
 WIDE = 9000
 
@@ -82,7 +84,7 @@ def work(session: paceline.Session, index: int) -> None:
 def train(session: paceline.Session, index: int) -> None:
     """Take items, assign, and pass each item on with the version that came of it."""
     policy = session.variable("policy", tree(0))
-    items, seen = session.queue("items", CAPACITY), session.queue("seen", CAPACITY)
+    items, seen = session.queue("items", CAPACITY), session.queue("seen", SEEN)
     snapshot = policy.read()
     value, version = whole(snapshot), snapshot.version
     while True:
@@ -219,7 +221,7 @@ class Tasks:
         while time.monotonic() < deadline:
             self.processes()
             try:
-                return self._opened().queue("seen", CAPACITY).dequeue(timeout=1.0)
+                return self._opened().queue("seen", SEEN).dequeue(timeout=1.0)
             except paceline.Closed:
                 # Only a chief that failed ends this cluster.
                 self._programs["chief:0"].wait(LIMIT)

@@ -50,13 +50,14 @@ def test_a_cluster_says_which_processes_its_tasks_have() -> None:
         assert cluster.processes() == {}
 
 
-def test_a_killed_worker_is_struck_noticed_and_replaced() -> None:
+@pytest.mark.parametrize("kind", ["kill", "freeze"])
+def test_a_killed_worker_is_struck_noticed_and_replaced(kind: Any) -> None:
     with quiet(1) as cluster:
         policy = cluster.variable("policy", np.zeros(3))
         batches = cluster.collect(following, policy, batch_size=1)
         before = int(batches.next().data["pid"][0])
-        found = Chaos(cluster).strike("kill", "worker:0", lambda: batches.next(timeout=LIMIT))
-        assert (found.kind, found.target, found.role) == ("kill", "worker:0", "worker")
+        found = Chaos(cluster).strike(kind, "worker:0", lambda: batches.next(timeout=LIMIT))
+        assert (found.kind, found.target, found.role) == (kind, "worker:0", "worker")
         assert found.noticed is not None
         assert 0 < found.noticed < min(1.0, found.recovered)
         after = until(lambda: {int(batches.next().data["pid"][0])} - {before})

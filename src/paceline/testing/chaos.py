@@ -22,13 +22,15 @@ except ImportError:
     # Windows has no such limits.
     resource = None  # type: ignore[assignment]
 
-Kind = Literal["kill", "pause", "slow", "cut", "lose", "repeat", "tear", "delay"]
-"""A process is killed, stopped for a moment, or slowed down for one; connections are cut, lose a
-reply, get one that would be sent again, get half of one, or are slow for a moment."""
+Kind = Literal["kill", "freeze", "pause", "slow", "cut", "lose", "repeat", "tear", "delay"]
+"""A process is killed, at once or when it was stopped for a moment; it is only stopped for one, or
+slowed down. Connections are cut, lose a reply, get one that would be sent again, get half of one,
+or are slow for a moment."""
 
-OF_PROCESSES: Sequence[Kind] = ("kill", "pause", "slow")
+OF_PROCESSES: Sequence[Kind] = ("kill", "freeze", "pause", "slow")
 OF_CONNECTIONS: Sequence[Kind] = ("cut", "lose", "repeat", "tear", "delay")
 
+FREEZE = 0.05
 PAUSE, SLOW, SHARE, DELAY = 0.3, 0.5, 0.2, 0.05
 PERIOD = 0.02
 LOOK = 0.001
@@ -111,6 +113,19 @@ class Chaos:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def freeze(self, task: str, seconds: float = FREEZE) -> int:
+        """Stop a task's process, and kill it after so many seconds; the number it had.
+
+        So it dies in the middle of something: with requests in hand, and with replies on their way
+        to it that it never reads.
+        """
+        pid = self._pid(task)
+        with _held(pid) as send:
+            send(signal.SIGSTOP)
+            time.sleep(seconds)
+            send(signal.SIGKILL)
+        return pid
+
     @contextmanager
     def paused(self, task: str) -> Iterator[None]:
         """Stop a task's process within the block (SIGSTOP): it lives and does nothing."""
@@ -184,8 +199,9 @@ class Chaos:
         """
         began = time.monotonic()
         noticed = None
-        if kind == "kill":
-            before = self.kill(task)
+        if kind in ("kill", "freeze"):
+            before = self.kill(task) if kind == "kill" else self.freeze(task)
+            began = time.monotonic()
             while self._processes().get(task) == before:
                 self._check(began, limit, f"the end of {task} was not noticed")
                 time.sleep(LOOK)
