@@ -38,7 +38,7 @@ class Inbox(Channel):
         self.shares_memory = shares_memory
         self.frames: list[Frame] = []
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: Frame, due: float | None = None) -> None:
         frame.buffers = ()
         self.frames.append(frame)
 

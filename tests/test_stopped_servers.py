@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 from calls import Call, until
 from hands import cluster, start, toml
 
-from paceline import Disconnected, Session, TimedOut, Variable, connection
-from paceline.transports import stream
+from paceline import Disconnected, Session, TimedOut, Variable
 
 SECRET = b"stopped"
 N, WIDTH = 100_000, 8
@@ -28,9 +29,16 @@ import paceline
 
 spec = paceline.ClusterSpec.from_file("cluster.toml")
 with paceline.Server(spec, job_name="ps", task_index=int(sys.argv[1]), secret=b"stopped") as server:
+    @server.operation("double")
+    def double(tree):
+        return tree * 2
+
     print("serves", flush=True)
     server.join()
 """
+
+LIMIT, SLACK = 2.0, 2.0
+"""Seconds that calls are given, and how much later they may end."""
 
 
 class Away:
@@ -78,13 +86,9 @@ def _state(task: Path) -> str:
 
 
 @pytest.fixture(params=["unix", "tcp"])
-def away(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Away]:
+def away(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Away]:
     if not os.path.exists("/proc/self/task"):
         pytest.skip("who is stopped is seen in /proc")
-    monkeypatch.setattr(connection, "GRACE", 2.0)
-    monkeypatch.setattr(stream, "SEND_LIMIT", 2.0)
     made = Away(tmp_path, request.param)
     try:
         yield made
@@ -130,3 +134,160 @@ def test_a_stopped_server_holds_nobody_who_wants_rows_for_ever(
     version = found.version
     assert found.scatter_add([0, N - 1], np.ones((2, WIDTH)), timeout=30) == version + 1
     assert (found.gather([0, N - 1]).tree == before[1] + 1).all()
+
+
+Asking: TypeAlias = tuple[Callable[[], object], Callable[[], object]]
+"""What waits for a stopped server, and how it is seen later that nothing was mixed up or lost."""
+
+
+def _variables(session: Session) -> dict[str, Asking]:
+    with session.device("ps:1"):
+        mine = {name: session.variable(name, np.zeros(4)) for name in "raiw"}
+        replica = session.replica("net", {"w": np.zeros(4)})
+    read, assign, add, into = mine.values()
+    first, target = read.version, np.ones(4)
+    # So that there is something to pull.
+    session.variable("net").assign({"w": np.ones(4)})
+
+    def pushed() -> bool:
+        replica.push({"w": np.full(4, 7.0)})
+        replica.pull()
+        return bool((replica.leaves()["w"] == 7).all())
+
+    return {
+        "read": (
+            lambda: read.read(newer_than=first, timeout=LIMIT),
+            lambda: read.assign(np.full(4, 3.0)) == first + 1 and read.read().tree[0] == 3,
+        ),
+        "assign": (
+            lambda: assign.assign(np.ones(4), timeout=LIMIT),
+            # It was sent, and is done when the server goes on.
+            lambda: bool((assign.read().tree == 1).all()),
+        ),
+        "assign_add": (
+            lambda: add.assign_add(np.ones(4), timeout=LIMIT),
+            lambda: add.assign_add(np.ones(4)) > 0 and bool((add.read().tree == 2).all()),
+        ),
+        "tagged": (
+            lambda: into.read_into(target, tag="none", timeout=LIMIT),
+            lambda: into.read_into(target) == into.version and not target.any(),
+        ),
+        "pull": (lambda: replica.pull(timeout=LIMIT), pushed),
+        "push": (lambda: replica.push({"w": np.ones(4)}, timeout=LIMIT), pushed),
+    }
+
+
+def _spread(session: Session) -> dict[str, Asking]:
+    """One that has its home on the stopped server, and one with a part there."""
+    found: dict[str, Asking] = {}
+    for home in ("ps:0", "ps:1"):
+        with session.device(home):
+            made = session.spread(home, np.zeros((4, 2)), placement=lambda _: [["ps:0", "ps:1"]])
+
+        def whole(made: Variable[Any] = made) -> bool:
+            tree = made.read().tree
+            return made.assign(np.ones((4, 2))) > 0 and len(np.unique(tree)) == 1
+
+        # So that there is something to read.
+        made.assign(np.ones((4, 2)))
+        calls: dict[str, Callable[..., object]] = {
+            "read": lambda v=made: v.read(timeout=LIMIT),
+            "assign": lambda v=made: v.assign(np.full((4, 2), 5.0), timeout=LIMIT),
+            "assign_add": lambda v=made: v.assign_add(np.ones((4, 2)), timeout=LIMIT),
+            "gather": lambda v=made: v.gather([0, 3], timeout=LIMIT),
+        }
+        found |= {f"{verb} spread {home}": (call, whole) for verb, call in calls.items()}
+    return found
+
+
+def _others(session: Session) -> dict[str, Asking]:
+    with session.device("ps:1"):
+        full, empty, some = (session.queue(name, 2) for name in ("full", "empty", "some"))
+        gradients = session.accumulator("gradients", like=np.zeros(2))
+        counter, barrier = session.counter("counter"), session.barrier("barrier", 2)
+        reader = session.reader("reader", ["one"])
+        named = session.variable("named", np.zeros(1))
+    full.enqueue_many([1, 2])
+    some.enqueue(9)
+
+    def next_is(queue: Any, *items: object) -> bool:
+        return [queue.dequeue(timeout=30) for _ in items] == list(items)
+
+    def refilled() -> object:
+        full.close(cancel_pending_enqueues=True)
+        return next_is(full, 1, 2) and full.size == 0
+
+    def passed() -> object:
+        # Whoever waited there in vain is no longer there.
+        other = Call(lambda: barrier.wait(30))
+        return {barrier.wait(30), other.outcome()} == {0, 1}
+
+    def both() -> object:
+        return session.run([counter.adding(1), counter.adding(1)])[1] == counter.value
+
+    return {
+        "enqueue": (lambda: full.enqueue(3, timeout=LIMIT), refilled),
+        "dequeue": (lambda: some.dequeue(timeout=LIMIT), lambda: next_is(some, 9)),
+        "dequeue_many": (
+            lambda: empty.dequeue_many(2, timeout=LIMIT),
+            lambda: empty.enqueue_many([4, 5]) is None and next_is(empty, 4, 5),
+        ),
+        "take": (
+            lambda: gradients.take(1, on_leave="wait", timeout=LIMIT),
+            lambda: gradients.stats()["taken"] == 0,
+        ),
+        "wait_for": (lambda: counter.wait_for(100, timeout=LIMIT), both),
+        "run requests": (lambda: session.run([counter.adding(1)], timeout=LIMIT), both),
+        "barrier": (lambda: barrier.wait(LIMIT), passed),
+        "next": (lambda: reader.next(LIMIT), lambda: reader.next(30).value == "one"),
+        "run": (
+            lambda: session.run("double", np.ones(2), task="ps:1", timeout=LIMIT),
+            lambda: session.run("double", np.ones(2), task="ps:1").tolist() == [2, 2],
+        ),
+        "find": (lambda: session.variable("named", timeout=LIMIT), lambda: named.version > 0),
+    }
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("of", [_variables, _spread, _others])
+def test_calls_end_in_their_time_and_the_session_goes_on_with_the_server(
+    away: Away, of: Callable[[Session], dict[str, Asking]]
+) -> None:
+    session = away.session()
+    asking = of(session)
+    away.stop()
+
+    def timed(ask: Callable[[], object]) -> tuple[float, BaseException | None]:
+        began = time.monotonic()
+        try:
+            ask()
+        except BaseException as e:
+            return time.monotonic() - began, e
+        return 0.0, None
+
+    calls = {name: Call(timed, ask) for name, (ask, _) in asking.items()}
+    for name, call in calls.items():
+        took, error = call.outcome()
+        assert isinstance(error, Disconnected), (name, error)
+        assert re.search(r"^(unix|tcp):.*: no verdict", str(error)), (name, error)
+        assert LIMIT <= took < LIMIT + SLACK + 1, (name, took)
+    away.go_on()
+    for name, (_, right) in asking.items():
+        assert right(), name
+
+
+@pytest.mark.timeout(120)
+def test_what_is_sent_without_a_limit_holds_up_no_call_that_has_one(away: Away) -> None:
+    session = away.session()
+    made = table(session, "plain")
+    rows = np.ones((MANY, WIDTH))
+    away.stop()
+    large = Call(lambda: made.scatter_add(np.arange(N).repeat(3), rows, timeout=None))
+    began = time.monotonic()
+    with pytest.raises(Disconnected, match=r"^(unix|tcp):.*: no verdict"):
+        made.gather([0], timeout=0.5)
+    assert time.monotonic() - began < 0.5 + SLACK + 1
+    away.go_on()
+    version = large.outcome()
+    assert made.gather([0, N - 1]).version == version
+    assert (made.gather([0, N - 1]).tree == 3).all()

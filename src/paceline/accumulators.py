@@ -15,6 +15,7 @@ from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
 from paceline.handles import Handle
 from paceline.packing import copied, memory, pack
+from paceline.pending import limited
 from paceline.requests import Request
 
 OnLeave = Literal["raise", "lower", "wait"]
@@ -87,6 +88,7 @@ class Accumulator(Handle):
         """Let nobody who takes count on this session any longer; its next `apply` joins again."""
         self._connection.call(m.Contribute(self.key, "leave"))
 
+    @limited
     def apply(
         self, gradient: Any, version: int | None = None, *, timeout: float | None = 60.0
     ) -> bool:
@@ -115,6 +117,7 @@ class Accumulator(Handle):
         message = m.Apply(self.key, head, made_with, 0.0)
         return Request(self._connection, message, [block], lambda reply, _: bool(reply.content))
 
+    @limited
     def take(
         self, n: int, *, on_leave: OnLeave = "raise", like: Any = None, timeout: float | None = 60.0
     ) -> Mean:

@@ -6,6 +6,7 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.handles import Handle
+from paceline.pending import limited
 
 
 class Barrier(Handle):
@@ -24,6 +25,7 @@ class Barrier(Handle):
     def __repr__(self) -> str:
         return f"<Barrier {self.called} of {self.n}, on {self._connection.address}>"
 
+    @limited
     def wait(self, timeout: float | None = 60.0) -> int:
         """Wait until `n` are here; the place in the order of arrival, 0 to `n - 1`.
 

@@ -19,6 +19,7 @@ from paceline.core.closing import Closing
 from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WasReset, WouldBlock
 from paceline.core.names import parts
 from paceline.lines import Lines
+from paceline.pending import limited
 from paceline.worker.line import Collect
 
 D = TypeVar("D")
@@ -135,6 +136,7 @@ class Collection(Closing, Generic[D]):
         """Whether it was closed, or the loop over it left."""
         return self._closed
 
+    @limited
     def next(self, *, timeout: float | None = 60.0) -> Batch[D]:
         """The next batch; asking for it says that the one before is done with.
 

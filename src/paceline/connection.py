@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,23 +21,21 @@ from paceline.core.errors import (
     WouldBlock,
 )
 from paceline.core.tree import Array
-from paceline.pending import Pending, Undo
-from paceline.transports.base import Arena, Buffers, Channel, Frame, Line
+from paceline.pending import Pending, Replies, Undo
+from paceline.transports.base import Arena, Buffers, Channel, Frame, Line, Stuck
 from paceline.transports.interrupts import Interrupts
 
 R = TypeVar("R")
 
-GRACE = 60.0
-"""Seconds beyond a request's own timeout after which a silent server counts as gone."""
-
 CANCEL_LIMIT = LEAVE_LIMIT = 5.0
 
 
-class Connection:
+class Connection(Replies):
     """Calls to one server. Of several waiting threads one reads for all.
 
     What a request may wait for, and when its time is up, is decided by the server: a call ends with
-    the server's verdict, or with `Disconnected`.
+    the server's verdict, or with `Disconnected`. Where its caller gave it a time (`pending.Within`)
+    and the server is silent when that is over, the call ends alone: the line goes on.
     """
 
     def __init__(self, channel: Channel, arena: Arena, address: str) -> None:
@@ -53,14 +49,10 @@ class Connection:
         """The words that say which versions are current, where memory is shared with the server."""
         self.interrupts = channel.interrupts = Interrupts()
         """What keeps Ctrl-C from the midst of a message, or of several where it is entered."""
+        super().__init__(channel, self.interrupts)
         self._channel = channel
         # Blocks that come back when the connection ends may still be looked at elsewhere.
         channel.on_end = arena.close
-        self._numbers = itertools.count(1)
-        self._waiters: dict[int, Pending] = {}
-        self._lock = threading.Lock()
-        self._reading = threading.Lock()
-        self._broken: PacelineError | None = None
         self._process = os.getpid()
 
     def call(self, request: m.Request[R], buffers: Buffers = (), timeout: float | None = 0.0) -> R:
@@ -116,7 +108,8 @@ class Connection:
 
     def forget(self, pending: Pending) -> None:
         """Take no reply to a request; what it brings is let go of when it comes."""
-        self._waiters.pop(pending.number, None)
+        if not pending.late:
+            self._waiters.pop(pending.number, None)
 
     def _posted(
         self,
@@ -128,7 +121,8 @@ class Connection:
     ) -> Pending:
         pending = self._expect(request, timeout, undo)
         try:
-            self._send(Frame(REQUEST, pending.number, m.encode(request), buffers, self.session))
+            frame = Frame(REQUEST, pending.number, m.encode(request), buffers, self.session)
+            self._send(frame, pending.due)
         except BaseException as e:
             if cancels and isinstance(e, KeyboardInterrupt | SystemExit):
                 self._cancelled(pending)
@@ -155,7 +149,28 @@ class Connection:
     def tell(self, request: m.Request[Any]) -> None:
         """Send a request that has no reply."""
         with self.interrupts:
-            self._send(Frame(ONE_WAY, 0, m.encode(request), (), self.session))
+            self._tell(request)
+
+    def _ask(self) -> None:
+        self._send_unheard(m.Stopping())
+
+    def _withdraw(self, number: int) -> None:
+        self._send_unheard(m.Cancel(number))
+
+    def _send_unheard(self, request: m.Request[Any]) -> None:
+        """Send it if that can be at once; nobody waits for a reply."""
+        frame = Frame(REQUEST, next(self._numbers), m.encode(request), (), self.session)
+        with suppress(Disconnected):
+            self._send(frame, time.monotonic())
+
+    def _came_late(self, pending: Pending, frame: Frame) -> None:
+        if frame.kind != ERROR:
+            with suppress(PacelineError):
+                self._undo(pending, m.decode_reply(frame.header))
+
+    def _tell(self, request: m.Request[Any]) -> None:
+        # It waits for no other message, and not long for the server to take it.
+        self._send(Frame(ONE_WAY, 0, m.encode(request), (), self.session), time.monotonic())
 
     @property
     def forked(self) -> bool:
@@ -175,9 +190,10 @@ class Connection:
             return False
         request = m.Leave(failed)
         pending = self._expect(request, 0.0)
-        pending.deadline = time.monotonic() + LEAVE_LIMIT
+        pending.end_within(LEAVE_LIMIT)
         try:
-            self._send(Frame(REQUEST, pending.number, m.encode(request), (), self.session))
+            frame = Frame(REQUEST, pending.number, m.encode(request), (), self.session)
+            self._send(frame, time.monotonic() + LEAVE_LIMIT)
             self._settled(pending)
         finally:
             self.forget(pending)
@@ -228,11 +244,10 @@ class Connection:
         """The next request, for whose reply somebody waits."""
         number = next(self._numbers)
         cause = REQUESTS if timeout == 0 else request.cause
-        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
-        pending = self._waiters[number] = Pending(self, number, cause, deadline, undo)
+        pending = self._waiters[number] = Pending(self, number, cause, timeout, undo)
         return pending
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: Frame, due: float | None) -> None:
         if self._broken is not None:
             raise self._ended(self._broken)
         if len(frame.header) > MAX_HEADER:
@@ -246,98 +261,24 @@ class Connection:
                 " opens one of its own"
             )
         try:
-            self._channel.send(frame)
+            self._channel.send(frame, due)
+        except Stuck as e:
+            raise self._ended(Disconnected(f"no verdict: {e}; nothing was sent")) from None
         except Disconnected as e:
             raise self._ended(self._break(self._last_word() or e)) from e
 
-    def _last_word(self) -> PacelineError | None:
-        """Why the server ended the connection, if it said so and nobody has read it yet."""
-        if self._broken is None and self._reading.acquire(blocking=False):
-            try:
-                while (frame := self._channel.receive(0)) is not None:
-                    self._dispatch(frame)
-            except PacelineError:
-                return self._broken
-            finally:
-                self._pass_on()
-        return self._broken
-
-    def _wait(self, waiter: Pending, deadline: float | None) -> Frame:
+    def _wait(self, waiter: Pending) -> Frame:
+        frame: Frame
         account = self.conduct.account
         if account is None or not account.mine():
-            return self._reply(waiter, deadline)
+            frame = self._reply(waiter)
+            return frame
         before = account.enter(waiter.cause)
         try:
-            return self._reply(waiter, deadline)
+            frame = self._reply(waiter)
+            return frame
         finally:
             account.enter(before)
-
-    def _reply(self, waiter: Pending, deadline: float | None) -> Frame:
-        while waiter.frame is None:
-            if self._reading.acquire(blocking=False):
-                try:
-                    self._read_until(waiter, deadline)
-                finally:
-                    self._pass_on()
-                continue
-            with self._lock:
-                if waiter.done():
-                    continue
-                if waiter.wake is None:
-                    waiter.wake = threading.Lock()
-                waiter.wake.acquire(blocking=False)
-                if not self._reading.locked():
-                    continue
-                wake = waiter.wake
-            limit = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self.interrupts.during(wake.acquire, True, limit):
-                self._give_up()
-        frame: Frame = waiter.frame
-        return frame
-
-    def _read_until(self, waiter: Pending, deadline: float | None) -> None:
-        while waiter.frame is None:
-            if self._broken is not None:
-                raise self._ended(self._broken)
-            limit = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                frame = self._channel.receive(limit)
-            except WouldBlock:
-                raise
-            except PacelineError as e:
-                raise self._ended(self._break(e)) from e
-            if frame is not None:
-                if self._waiters.get(frame.request) is waiter:
-                    waiter.frame = frame
-                    return
-                self._dispatch(frame)
-            elif deadline is not None and time.monotonic() >= deadline:
-                self._give_up()
-
-    def _dispatch(self, frame: Frame) -> None:
-        waiter = self._waiters.get(frame.request)
-        if waiter is not None:
-            with self._lock:
-                waiter.frame = frame
-                waiter.rouse()
-        elif frame.kind == ERROR and frame.request == 0:
-            self._break(m.revived(m.decode_reply(frame.header)))
-
-    def _pass_on(self) -> None:
-        """Stop reading, and let another waiting thread take over."""
-        with self._lock:
-            self._reading.release()
-            if len(self._waiters) > 1 or self._broken is not None:
-                for waiter in list(self._waiters.values()):
-                    if waiter.wake is not None and waiter.frame is None:
-                        waiter.rouse()
-                        if self._broken is None:
-                            break
-
-    def _wake_all(self) -> None:
-        with self._lock:
-            for waiter in list(self._waiters.values()):
-                waiter.rouse()
 
     def _break(self, error: PacelineError) -> PacelineError:
         """End the connection; the error that its calls end with from now on."""
@@ -348,18 +289,19 @@ class Connection:
         self._wake_all()
         return self._broken
 
-    def _give_up(self) -> None:
-        self._break(Disconnected(f"no verdict within {GRACE:.0f} s of a request's own timeout"))
-
     def _ended(self, error: PacelineError) -> PacelineError:
         return type(error)(f"{self.address}: {error}")
 
     def _cancelled(self, pending: Pending) -> str:
         """Take a request back; what it waited for, as the server says it."""
         try:
+            if pending.late:
+                return ""  # It is undone if it ever is done.
             if not pending.done():
                 self.tell(m.Cancel(pending.number))
-            frame = self._wait(pending, time.monotonic() + CANCEL_LIMIT)
+            pending.due = None
+            pending.end_within(CANCEL_LIMIT)
+            frame = self._wait(pending)
             reply = m.decode_reply(frame.header)
             if frame.kind == ERROR:
                 return str(reply.text)
@@ -377,7 +319,7 @@ class Connection:
             self.tell(told)
 
     def _settled(self, pending: Pending) -> tuple[Any, Buffers]:
-        frame = self._wait(pending, pending.deadline)
+        frame = self._wait(pending)
         reply = m.decode_reply(frame.header)
         if frame.error is not None:
             self._undo(pending, reply)

@@ -9,6 +9,7 @@ from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.numbers import int64
 from paceline.handles import Handle
+from paceline.pending import limited
 from paceline.requests import Request
 
 
@@ -45,6 +46,7 @@ class Counter(Handle):
         """What it is at now."""
         return int(self._connection.call(m.AddToCounter(self.key, 0)).content)
 
+    @limited
     def wait_for(self, at_least: SupportsIndex, timeout: float | None = 60.0) -> int:
         """Wait until it is at `at_least` or more; what it is at then.
 

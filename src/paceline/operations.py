@@ -32,7 +32,7 @@ from paceline.core.tree import flatten
 from paceline.core.waiting import Stored
 from paceline.lines import Lines
 from paceline.packing import copied, memory, pack, pack_rows
-from paceline.pending import Pending
+from paceline.pending import Pending, limited
 from paceline.requests import Request, run_all
 from paceline.server.operation_desk import OperationDesk
 from paceline.server.service import Service
@@ -243,6 +243,7 @@ class Operations:
     @overload
     def run(self, what: Sequence[Request[Any]], *, timeout: float | None = 60.0) -> list[Any]: ...
 
+    @limited
     def run(
         self,
         what: str | Sequence[Request[Any]],

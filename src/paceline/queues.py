@@ -21,6 +21,7 @@ from paceline.core.numbers import whole
 from paceline.core.queue_orders import Definition
 from paceline.handles import Handle
 from paceline.packing import copied, pack_items, views
+from paceline.pending import limited
 from paceline.requests import Request
 from paceline.transports.base import Buffers
 
@@ -75,6 +76,7 @@ class Queue(Handle, Generic[D]):
         """
         self.enqueue_many([item], priority=priority, version=version, timeout=timeout)
 
+    @limited
     def enqueue_many(
         self,
         items: Sequence[D],
@@ -241,6 +243,7 @@ class Queue(Handle, Generic[D]):
             )
         return ranks
 
+    @limited
     def _take(self, least: int, most: int, timeout: float | None, made: Any) -> Any:
         limit = checked_timeout(timeout)
 

@@ -21,6 +21,7 @@ from paceline.core.runs import runs
 from paceline.core.tree import unflatten
 from paceline.handles import Handle
 from paceline.packing import said_of
+from paceline.pending import limited
 
 TO_LOOK = 1.0
 
@@ -119,6 +120,7 @@ class Reader(Handle):
                 self._leave(piece)
                 raise
 
+    @limited
     def next(self, timeout: float | None = 60.0) -> Piece:
         """The next piece; the one that this thread had by `next` before is done.
 

@@ -17,6 +17,7 @@ from paceline.leaves import LeafPlaces, sizes
 from paceline.lines import Lines
 from paceline.linked import Leaves, Linked, Names
 from paceline.packing import said_of
+from paceline.pending import limited
 from paceline.variables import Variable
 
 T = TypeVar("T")
@@ -128,6 +129,7 @@ class Replica(_Link[T]):
         """That version as messages show it, the number of assigns up to it; `None` before."""
         return None if self.version is None else count_of(self.version)
 
+    @limited
     def pull(self, *, timeout: float | None = 60.0) -> int:
         """Bring the newest version into the model; return the version.
 
@@ -141,6 +143,7 @@ class Replica(_Link[T]):
         """
         return self._pull(timeout)[""]
 
+    @limited
     def push(
         self,
         tree: Any = None,
@@ -185,6 +188,7 @@ class ShardedReplica(_Link[T]):
         """Those versions as messages show them, the numbers of assigns up to them."""
         return {task: count_of(version) for task, version in self._known.items()}
 
+    @limited
     def pull(self, *, timeout: float | None = 60.0) -> dict[str, int]:
         """Bring the newest versions into the model; return that of each server.
 
@@ -193,6 +197,7 @@ class ShardedReplica(_Link[T]):
         """
         return self._pull(timeout)
 
+    @limited
     def push(
         self,
         tree: Any = None,
@@ -238,6 +243,7 @@ class Replicas:
         timeout: float | None = 60.0,
     ) -> ShardedReplica[T]: ...
 
+    @limited
     def replica(
         self,
         name: str | Variable[Any],

@@ -22,6 +22,7 @@ from paceline.counters import Counter
 from paceline.handles import Handle
 from paceline.lines import Lines
 from paceline.packing import pack_flat, taken
+from paceline.pending import limited
 from paceline.queues import Queue
 from paceline.readers import Reader, packed, seconds
 from paceline.spread import Spread, initialised
@@ -78,6 +79,7 @@ class Resources:
         timeout: float | None = 60.0,
     ) -> Variable[T]: ...
 
+    @limited
     def variable(
         self,
         name: str,
@@ -118,6 +120,7 @@ class Resources:
             found.assign(value, timeout=limit)
         return found
 
+    @limited
     def spread(
         self,
         name: str,
@@ -169,6 +172,7 @@ class Resources:
             return Variable(key, OneServer(home, key, seen, bounded=defined.bounded))
         return Variable(key, Spread(self._lines, key, home, defined.spread, seen))
 
+    @limited
     def queue(
         self,
         name: str,
@@ -221,6 +225,7 @@ class Resources:
         home.call(m.DefineQueue(key, *definition))
         return Queue(home, key, definition)
 
+    @limited
     def counter(self, name: str, start: int | None = 0, *, timeout: float | None = 60.0) -> Counter:
         """The counter of that name, made at `start` unless it is there.
 
@@ -236,6 +241,7 @@ class Resources:
         found = home.call(m.DefineCounter(key, start, limit), timeout=limit).content
         return Counter(home, key, found["start"])
 
+    @limited
     def barrier(self, name: str, n: int | None = None, *, timeout: float | None = 60.0) -> Barrier:
         """The barrier of that name: made for `n`, or waited for without a number.
 
@@ -249,6 +255,7 @@ class Resources:
         found = home.call(m.DefineBarrier(key, n, limit), timeout=limit).content
         return Barrier(home, key, found["n"])
 
+    @limited
     def reader(
         self,
         name: str,
@@ -292,6 +299,7 @@ class Resources:
         )
         return Reader(home, key, home.call(request, timeout=limit).content)
 
+    @limited
     def accumulator(
         self,
         name: str,

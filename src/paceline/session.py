@@ -18,6 +18,7 @@ from paceline.core.names import checked_container, key, label, parts, quoted, wo
 from paceline.core.spec import Spec
 from paceline.lines import Lines
 from paceline.operations import Offer, Operations
+from paceline.pending import limited
 from paceline.placement import Setter
 from paceline.reach import guest, member, reached, reached_all
 from paceline.replicas import Replicas
@@ -74,6 +75,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
             that task already.
     """
 
+    @limited
     def __init__(
         self,
         target: str | Spec | Mapping[str, Any] | None = None,
@@ -230,6 +232,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         """How a name in this session's container travels."""
         return self._lines.key(name)
 
+    @limited
     def wait_until_initialized(self, names: Iterable[str], *, timeout: float | None = 60.0) -> None:
         """Wait until each of the names is a variable that somebody has given a value.
 

@@ -25,7 +25,7 @@ from paceline.core.tree import Array, Flat, check
 from paceline.core.versions import count_of
 from paceline.lines import Lines
 from paceline.packing import pack, taken
-from paceline.pending import Pending
+from paceline.pending import Pending, limited
 from paceline.shares import Share, fetched, gathered, row_shares
 from paceline.stores import Hint, hinted
 from paceline.transports.base import Buffers
@@ -66,6 +66,7 @@ class Spread:
         seen = self._known[2]
         return None if seen is None else seen.version()
 
+    @limited
     def write(self, tree: Any, what: str, *, adding: bool, timeout: float | None) -> int:
         flat = taken(tree, what)
 
@@ -77,6 +78,7 @@ class Spread:
 
         return self._written(cut, "add" if adding else "assign", what, timeout)
 
+    @limited
     def scatter_add(
         self, indices: Any, rows: Any, leaf: str | None, what: str, timeout: float | None
     ) -> int:
@@ -93,6 +95,7 @@ class Spread:
             return home.call(m.Await(self._name, 0.0)).version
         return self._written(cut, "rows", what, timeout)
 
+    @limited
     def gather(
         self, indices: Any, leaf: str | None, what: str, timeout: float | None
     ) -> tuple[int, Any]:
@@ -142,6 +145,7 @@ class Spread:
             _abandon(home, self._name, turn)
             self._wait_for_assign(home, turn.version, what, lost, began, timeout)
 
+    @limited
     def fetch(
         self, request: m.Read | m.ReadTag, patience: float | None, timeout: float | None
     ) -> tuple[int, Any, int]:
@@ -264,7 +268,8 @@ def initialised(
             home = used[plan.parts[0][0]]
             turn = _begun(home, name, "first", 0.0)
             if turn.stage == 0:
-                defined, buffers = home.exchange(m.Await(name, left(timeout, began)))
+                spare = left(timeout, began)
+                defined, buffers = home.exchange(m.Await(name, spare), timeout=spare)
                 if defined.spread is None:
                     return None
                 check(flat.layout, defined.spread.layout, f"variable {quoted(name)}")

@@ -12,6 +12,7 @@ from paceline.core.rows import checked_indices
 from paceline.core.tree import Array
 from paceline.core.versions import epoch_of
 from paceline.packing import LARGE, copied, memory, pack, pack_indices, view
+from paceline.pending import limited
 from paceline.transports.base import Buffers, Lease
 
 R = TypeVar("R")
@@ -84,6 +85,7 @@ class OneServer:
     def hint(self) -> int | None:
         return None if self._hint is None else self._hint.version()
 
+    @limited
     def write(self, tree: Any, what: str, *, adding: bool, timeout: float | None) -> int:
         kind = m.Add if adding else m.Assign
         patience = timeout if self.bounded else 0.0
@@ -93,6 +95,7 @@ class OneServer:
             request = kind(self._key, head, timeout if self.bounded else None)
             return self.home.call(request, [block], patience).version
 
+    @limited
     def fetch(
         self, request: m.Read | m.ReadTag, patience: float | None, timeout: float | None
     ) -> tuple[int, Any, int]:
@@ -106,6 +109,7 @@ class OneServer:
             block = Lease(block, self.home.give_back)
         return value.version, view(value.layout, value.values, block), nbytes
 
+    @limited
     def gather(
         self, indices: Any, leaf: str | None, what: str, timeout: float | None
     ) -> tuple[int, Any]:
@@ -118,6 +122,7 @@ class OneServer:
             self.home.give_back()
         return found.version, tree
 
+    @limited
     def scatter_add(
         self, indices: Any, rows: Any, leaf: str | None, what: str, timeout: float | None
     ) -> int:

@@ -29,6 +29,7 @@ from paceline.core.errors import (
 from paceline.core.names import parts, text
 from paceline.core.numbers import whole
 from paceline.counters import Counter
+from paceline.pending import Within
 from paceline.restoring import PROBE, Restoring
 from paceline.session import FAILURE, Session
 
@@ -214,7 +215,8 @@ class Supervisor:
         found = None if self._folder is None else checkpoints.latest(self._folder)
         self.restored = found
         try:
-            step = self.session.counter(self._name, start=None, timeout=0.0)
+            with Within(None):
+                step = self.session.counter(self._name, start=None, timeout=0.0)
         except (TimedOut, WouldBlock):
             # Nobody has trained since: what there is comes from who died before all was there.
             self._restoring.restore(found, anew=True)
@@ -224,6 +226,10 @@ class Supervisor:
         return step
 
     def _waited(self) -> Counter:
+        with Within(self._timeout):
+            return self._found()
+
+    def _found(self) -> Counter:
         began = time.monotonic()
         wait = left(self._timeout, began)
         first = SAY_AFTER if wait is None else min(SAY_AFTER, wait)

@@ -122,7 +122,7 @@ class Variable(Handle, Generic[T]):
                 leaf, or none with rows.
             OutOfMemory: there is no memory for so many rows.
             TimedOut: such a wait took longer than `timeout` seconds.
-            Disconnected: the server is gone, or says nothing for 60 s.
+            Disconnected: the server is gone, or silent when `timeout` is over.
         """
         limit, what = checked_timeout(timeout), f"gather {self.called}"
         version, tree = self._store.gather(indices, _checked_leaf(leaf, what), what, limit)
@@ -151,8 +151,8 @@ class Variable(Handle, Generic[T]):
             SchemaError: as `gather`; or rows have another shape or dtype, or cannot be added.
                 Nothing was added.
             OutOfMemory, TimedOut: as `assign`.
-            Disconnected: the server is gone, or says nothing for 60 s beyond `timeout`. Whether the
-                rows were added is unknown where this happened while they were.
+            Disconnected: the server is gone, or silent when `timeout` is over. Whether the rows
+                were added is unknown where this happened while they were.
         """
         limit, what = checked_timeout(timeout), f"scatter_add {self.called}"
         leaf = _checked_leaf(leaf, what)

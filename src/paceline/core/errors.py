@@ -26,7 +26,11 @@ class WasReset(Closed):
 
 
 class Disconnected(PacelineError):
-    """They are gone: the process at the other end of a connection ended or was cut off."""
+    """They are gone: the process at the other end of a connection ended or was cut off.
+
+    Or it is there and silent, and the call's `timeout` has been over for 2 s at most: then the
+    message says "no verdict", and the session goes on when the other end does.
+    """
 
 
 class TimedOut(PacelineError, TimeoutError):

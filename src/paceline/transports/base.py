@@ -10,7 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from paceline.core.errors import OutOfMemory, PacelineError, UnknownName, Unsupported
+from paceline.core.errors import (
+    Disconnected,
+    OutOfMemory,
+    PacelineError,
+    UnknownName,
+    Unsupported,
+)
 from paceline.core.tree import Array
 from paceline.transports.interrupts import Interrupts
 
@@ -210,6 +216,10 @@ class Line:
     epoch: int
 
 
+class Stuck(Disconnected):
+    """The other end has taken no more bytes in time; the connection is there."""
+
+
 class Channel(ABC):
     """One end of a connection. Sending is safe from several threads; one at a time receives."""
 
@@ -217,6 +227,9 @@ class Channel(ABC):
     """Whether both ends see the same memory, so that a buffer sent is a buffer shared."""
 
     closed: bool = False
+
+    heard: float | None = None
+    """When bytes last came, by the monotonic clock; `None` where both ends are one process."""
 
     interrupts = Interrupts()
     """Where a wait can be ended by Ctrl-C, if whoever waits keeps it from the rest."""
@@ -226,10 +239,14 @@ class Channel(ABC):
     longer say when they may be written again."""
 
     @abstractmethod
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: Frame, due: float | None = None) -> None:
         """Send a frame. Its buffers are held until the other end let go of them.
 
+        `due`, by the monotonic clock, is when the other end has to have taken it, or be about it.
+        What is left then goes before the next frame; one that has no reply never waits for that.
+
         Raises:
+            Stuck: nothing of it was sent, and it will not be: there still is such a rest.
             Disconnected: the connection has ended.
         """
 

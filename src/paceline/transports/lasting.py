@@ -15,7 +15,8 @@ from paceline.core import messages as m
 from paceline.core.codec import ERROR, ONE_WAY, REQUEST
 from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
 from paceline.core.window import Window
-from paceline.transports.base import Channel, Frame, Line
+from paceline.transports.base import Channel, Frame, Line, Stuck
+from paceline.transports.pieces import locked
 from paceline.transports.stream import ENDED, StreamChannel
 
 RECONNECT = 60.0
@@ -84,17 +85,27 @@ class LastingChannel(Channel):
 
     # Sending
 
-    def send(self, frame: Frame) -> None:
-        with self._order:
+    @property
+    def heard(self) -> float | None:  # type: ignore[override]
+        inner = self._inner
+        return 0.0 if inner is None else inner.heard
+
+    def send(self, frame: Frame, due: float | None = None) -> None:
+        locked(self._order, None if frame.kind == ONE_WAY else due)
+        try:
+            if frame.kind != ONE_WAY:
+                self._clear(due)
             inner = self._counted(frame)
             if inner is not None:
-                self._send(inner, frame)
+                self._send(inner, frame, due)
+        finally:
+            self._order.release()
         if self._owes:
             self.flush()
 
-    def _send(self, inner: StreamChannel, frame: Frame) -> None:
+    def _send(self, inner: StreamChannel, frame: Frame, due: float | None) -> None:
         try:
-            inner.send(frame)
+            inner.send(frame, due)
         except BaseException as e:
             if self._line is None:
                 raise
@@ -102,6 +113,17 @@ class LastingChannel(Channel):
             self._lose(inner)
             if not isinstance(e, Disconnected):
                 raise
+
+    def _clear(self, due: float | None) -> None:
+        """Have the frames before this one sent, as far as a connection has begun with them."""
+        inner = self._inner
+        if inner is not None and inner.unsent:
+            try:
+                inner.clear(due)
+            except Stuck:
+                raise
+            except Disconnected:
+                self._lose(inner)
 
     def _counted(self, frame: Frame) -> StreamChannel | None:
         """Where to send a frame; `None` if the next connection has to bring it."""
@@ -121,8 +143,9 @@ class LastingChannel(Channel):
             try:
                 self._owes = False
                 inner = self._inner
-                if inner is not None:
-                    self._send(inner, Frame(ONE_WAY, 0, b"", received=self._window.received))
+                if inner is not None and not inner.unsent:
+                    ack = Frame(ONE_WAY, 0, b"", received=self._window.received)
+                    self._send(inner, ack, 0.0)
             finally:
                 self._order.release()
 

@@ -35,7 +35,7 @@ class MemoryChannel(Channel):
         one._peer, two._peer = two, one
         return one, two
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: Frame, due: float | None = None) -> None:
         peer = self._peer
         if self.closed or peer is None or peer.closed:
             raise Disconnected("the other end of this connection is closed")

@@ -9,14 +9,15 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 from paceline.core import codec
 from paceline.core.codec import PREFIX, PROTOCOL
 from paceline.core.errors import Disconnected, ProtocolError
-from paceline.transports.base import Buffers, Channel, Frame, Memory
+from paceline.transports.base import Buffers, Channel, Frame, Stuck
+from paceline.transports.pieces import SEND_PAUSE, Piece, drop, locked
 
 CHUNK = 1 << 16
 MOST = 1 << 20
@@ -24,6 +25,7 @@ TICK = 1.0
 TURN = 4 << 20
 """Bytes after which a server that sends to one peer looks after the others."""
 
+SEND_TICK = 0.25
 SEND_LIMIT = 60.0
 """Seconds without a byte taken after which a client counts its server as gone."""
 
@@ -35,24 +37,12 @@ ENDED = getattr(select, "POLLRDHUP", 0)
 _GONE = ENDED | select.POLLHUP | select.POLLERR
 
 
-class Piece(NamedTuple):
-    """Bytes on their way out: what goes along with the first of them, and what they lie in."""
-
-    data: memoryview
-    along: Sequence[Any] = ()
-    memory: Memory | None = None
-
-    @property
-    def copied(self) -> int:
-        """How many bytes nobody else needs."""
-        return len(self.data) if self.memory is None else 0
-
-
 class StreamChannel(Channel):
     """One end of an authenticated connection over a stream socket.
 
     A client's end waits in the system call; a server's (`waits=False`) never does: what the socket
-    does not take stays in an outbox, which `send_more` empties.
+    does not take stays in an outbox, which `send_more` empties. In a client's is what is left of a
+    frame that was to be sent by a certain time.
     """
 
     def __init__(self, sock: socket.socket, *, waits: bool) -> None:
@@ -66,6 +56,7 @@ class StreamChannel(Channel):
         self._outbox: deque[Piece] = deque()
         self._outbox_bytes = 0
         self._moved = 0.0
+        self.heard = time.monotonic()
         self._partial = bytearray()
         self._wanted = 0
         self._frames: deque[Frame] = deque()
@@ -78,9 +69,9 @@ class StreamChannel(Channel):
         self._readable.register(sock.fileno(), select.POLLIN)
         if waits:
             sock.setblocking(True)
-            tick = struct.pack("ll", int(TICK), 0)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+            for option, tick in ((socket.SO_RCVTIMEO, TICK), (socket.SO_SNDTIMEO, SEND_TICK)):
+                pair = struct.pack("ll", int(tick), int(tick % 1 * 1e6))
+                sock.setsockopt(socket.SOL_SOCKET, option, pair)
         else:
             sock.setblocking(False)
 
@@ -110,11 +101,26 @@ class StreamChannel(Channel):
 
     # Sending
 
-    def send(self, frame: Frame) -> None:
-        with self._send_lock:
-            self._send(frame)
+    def send(self, frame: Frame, due: float | None = None) -> None:
+        if self._outbox and self._waits and frame.kind != codec.ONE_WAY:
+            self.clear(due)
+        locked(self._send_lock, None if frame.kind == codec.ONE_WAY else due)
+        try:
+            self._send(frame, due)
+        finally:
+            self._send_lock.release()
         if self._hurry:
             self.flush()
+
+    def clear(self, due: float | None) -> None:
+        """Have a client send what is left of frames before the next one; raises as `send`."""
+        locked(self._send_lock, due)
+        try:
+            self._finish(self._outbox, due)
+            if self._outbox:
+                raise Stuck("the server does not read what was sent before")
+        finally:
+            self._send_lock.release()
 
     def flush(self) -> None:
         # Finalisers call this too, perhaps of a thread that is sending: it never waits for the
@@ -124,11 +130,11 @@ class StreamChannel(Channel):
             try:
                 self._hurry = False
                 if self._released and not self.closed:
-                    self._send(Frame(codec.ONE_WAY, 0, b""))
+                    self._send(Frame(codec.ONE_WAY, 0, b""), 0.0)
             finally:
                 self._send_lock.release()
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: Frame, due: float | None) -> None:
         if self.closed:
             raise Disconnected("this connection is closed")
         if not frame.buffers and not self._released and not self._forgotten:
@@ -139,9 +145,9 @@ class StreamChannel(Channel):
             # Almost always the socket takes a short frame at once.
             sent = 0 if self._outbox else self._put(data)
             if sent != len(data):
-                self._write(deque([Piece(memoryview(data)[sent:])]))
+                self._write(deque([Piece(memoryview(data)[sent:])]), due)
             return
-        self._write(self._encode(frame))
+        self._write(self._encode(frame), due)
 
     def send_more(self) -> None:
         """Send what waits in the outbox, as far as the socket takes it, and not for long."""
@@ -156,9 +162,11 @@ class StreamChannel(Channel):
     def _push(self, pieces: deque[Piece]) -> int:
         """Send from the front, in one system call; the bytes that the socket took."""
 
-    def _write(self, pieces: deque[Piece]) -> None:
+    def _write(self, pieces: deque[Piece], due: float | None) -> None:
         if self._waits:
-            self._finish(pieces)
+            if not self._outbox:
+                self._finish(pieces, due)
+            self._outbox.extend(pieces)
             return
         if not self._outbox:
             self._push_some(pieces)
@@ -182,23 +190,27 @@ class StreamChannel(Channel):
             if sent == 0:
                 break
             total += sent
-            copied += _drop(pieces, sent)
+            copied += drop(pieces, sent)
         if total or pieces is not self._outbox:
             self._moved = time.monotonic()
         return copied
 
-    def _finish(self, pieces: deque[Piece]) -> None:
-        patience = time.monotonic() + TICK
-        deadline = time.monotonic() + SEND_LIMIT
+    def _finish(self, pieces: deque[Piece], due: float | None) -> None:
+        """Send all of it; or until it is due, and then for as long as some of it is taken."""
+        moved = now = time.monotonic()
+        patience = now + TICK
         try:
             while pieces:
                 sent = self._push(pieces)
+                now = time.monotonic()
                 if sent:
-                    _drop(pieces, sent)
-                    deadline = time.monotonic() + SEND_LIMIT
-                elif time.monotonic() > deadline:
+                    drop(pieces, sent)
+                    moved = now
+                elif due is not None and now >= max(due, moved + SEND_PAUSE):
+                    return
+                elif due is None and now > moved + SEND_LIMIT:
                     raise Disconnected(f"the server read nothing for {SEND_LIMIT:.0f} s")
-                if pieces and time.monotonic() > patience:
+                if pieces and now > patience:
                     self.interrupts.check()
         except Disconnected:
             self.cut()
@@ -253,6 +265,8 @@ class StreamChannel(Channel):
                     self._events(select.POLLIN, left)
                 flags = socket.MSG_DONTWAIT
             ready = self._receive_ready(flags)
+            if ready:
+                self.heard = time.monotonic()
             if deadline is not None:
                 left = deadline - time.monotonic()
             if not ready and (not self._waits or (left is not None and left <= 0)):
@@ -382,19 +396,3 @@ class StreamChannel(Channel):
     @abstractmethod
     def _let_go(self) -> None:
         """Forget what was held for the other end."""
-
-
-def _drop(pieces: deque[Piece], sent: int) -> int:
-    """Forget the first `sent` bytes; how many of them had been copied."""
-    copied = 0
-    while sent:
-        data, _, memory = pieces[0]
-        gone = min(sent, len(data))
-        sent -= gone
-        if memory is None:
-            copied += gone
-        if gone < len(data):
-            pieces[0] = Piece(data[gone:], (), memory)
-        else:
-            pieces.popleft()
-    return copied

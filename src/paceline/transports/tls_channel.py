@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
 from paceline.transports.base import Arena
-from paceline.transports.stream import MOST, TICK
+from paceline.transports.stream import MOST, SEND_TICK, TICK
 from paceline.transports.tcp_channel import TcpChannel
 
 RECORD = 1 << 14
@@ -121,9 +121,9 @@ class Encrypted:
                 with self._lock:
                     return call()
             except ssl.SSLWantReadError:
-                events = select.POLLIN
+                events, tick = select.POLLIN, TICK
             except ssl.SSLWantWriteError:
-                events = select.POLLOUT
+                events, tick = select.POLLOUT, SEND_TICK
             except (ValueError, AttributeError) as e:
                 # Closed by another thread.
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from e
@@ -132,7 +132,7 @@ class Encrypted:
             again = False
             poll = select.poll()
             poll.register(self._sock.fileno(), events)
-            poll.poll(TICK * 1000)
+            poll.poll(tick * 1000)
 
 
 class TlsChannel(TcpChannel):

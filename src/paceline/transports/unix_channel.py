@@ -14,8 +14,9 @@ from paceline.core import codec
 from paceline.core.codec import PREFIX, PROTOCOL, Envelope
 from paceline.core.errors import Disconnected, ProtocolError
 from paceline.transports.base import Buffers, Frame, Inline, Lease, Memory, Part
+from paceline.transports.pieces import Piece
 from paceline.transports.shared import Pinned, Released, Segment, SharedBlock, descriptors
-from paceline.transports.stream import CHUNK, Piece, StreamChannel
+from paceline.transports.stream import CHUNK, StreamChannel
 
 FDS = 64
 # As a plain int: the flag's own operators cost more than the call.

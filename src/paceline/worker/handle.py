@@ -12,6 +12,7 @@ from paceline.core.errors import PacelineError, SchemaError, TimedOut, WouldBloc
 from paceline.core.names import parts
 from paceline.core.tree import build, decoded, flatten
 from paceline.engines.base import Link
+from paceline.pending import Within
 from paceline.session import Session
 from paceline.worker.line import Setup, StopJob
 
@@ -85,7 +86,8 @@ class Worker:
     def kept(self) -> Any:
         """What a worker of this job and index kept last; `None` if none has. It owns its memory."""
         try:
-            found = self.session.variable(self._kept, timeout=0.0).read()
+            with Within(None):
+                found = self.session.variable(self._kept, timeout=0.0).read()
         except (TimedOut, WouldBlock):
             return None
         flat = flatten(found.tree)
