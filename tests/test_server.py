@@ -61,7 +61,7 @@ def test_join_returns_when_all_workers_have_said_goodbye(home: Path, carrier: st
         first, second = (Session(spec, job="worker", index=n) for n in range(2))
         with pytest.raises(
             TimedOut,
-            match=r"^join ps:0 after 0\.0 s: the cluster goes on; worker:0, worker:1 is here,",
+            match=r"^join ps:0 after 0\.0 s: the cluster goes on; worker:0, worker:1 are here,",
         ):
             server.join(timeout=0)
         first.close()
@@ -83,7 +83,7 @@ def test_a_session_that_comes_again_is_waited_for_again(home: Path) -> None:
             # The first one's connection ends after the second has come.
             first.connection.close(left=True)
             until(lambda: len(server._server._peers) == 2)
-            assert "worker:0, worker:1 is here" in server.told()
+            assert "worker:0, worker:1 are here" in server.told()
         first.close()
         assert "worker:1 is here, nobody is missing" in server.told()
 
@@ -421,7 +421,7 @@ def test_each_server_knows_each_session_and_is_done_by_itself(home: Path) -> Non
         chief = Session(spec, job="chief", index=0)
         worker = Session(spec, job="worker", index=0)
         for server in servers:
-            assert "chief:0, worker:0 is here, nobody is missing" in server.told()
+            assert "chief:0, worker:0 are here, nobody is missing" in server.told()
         worker.close()
         chief.close()
         for server in servers:

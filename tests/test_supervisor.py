@@ -6,12 +6,15 @@ import logging
 import signal
 import subprocess
 import time
+import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import hands
 import numpy as np
 import pytest
+from calls import Call
 from clusters import until
 
 import paceline
@@ -184,6 +187,50 @@ def test_who_waits_says_for_whom(caplog: pytest.LogCaptureFixture, tmp_path: Pat
             ):
                 raise AssertionError
     assert "no chief is here" in caplog.text
+
+
+def test_who_waits_for_a_chief_that_fails_is_told_in_one_short_error(tmp_path: Path) -> None:
+    spec = hands.cluster(tmp_path, ps=1, chief=1, worker=1)
+
+    def enter(supervisor: paceline.Supervisor) -> None:
+        with supervisor:
+            raise AssertionError
+
+    def broken(session: paceline.Session) -> None:
+        raise ValueError("no data")
+
+    with hands.served(spec, secret=b"s" * 32):
+        chief, worker = (
+            paceline.Session(spec, job=job, index=0, secret=b"s" * 32)
+            for job in ("chief", "worker")
+        )
+        with worker:
+            waiting = Call(enter, paceline.Supervisor(worker, timeout=30))
+            with pytest.raises(ValueError, match="no data") as failed, chief:
+                enter(paceline.Supervisor(chief, init=broken))
+            with pytest.raises(paceline.Closed) as told:
+                waiting.outcome()
+    said = (
+        "worker:0 waits for the chief to initialise: it makes 'global_step': the cluster is done: "
+    )
+    assert str(told.value) == f"{said}chief:0 failed: ValueError: no data"
+    for error in (failed.value, told.value):
+        assert "During handling" not in "".join(traceback.format_exception(error))
+    own = [frame.name for frame in traceback.extract_tb(told.value.__traceback__)]
+    assert own[-2:] == ["__enter__", "_waited"]
+
+
+def test_those_who_are_waited_for_are_named(tmp_path: Path) -> None:
+    spec = hands.cluster(tmp_path, ps=1, chief=2, worker=1)
+    with hands.served(spec, secret=b"s" * 32) as (server,), ExitStack() as sessions:
+        for index in (0, 1):
+            one = paceline.Session(spec, job="chief", index=index, secret=b"s" * 32)
+            sessions.enter_context(one)
+        worker = paceline.Session(spec, job="worker", index=0, secret=b"s" * 32)
+        sessions.enter_context(worker)
+        with pytest.raises(paceline.TimedOut, match="'global_step'; chief:0, chief:1 are here: no"):
+            paceline.Supervisor(worker, timeout=0.1).__enter__()
+        assert server.told().endswith("; chief:0, chief:1, worker:0 are here, nobody is missing")
 
 
 def test_checkpoints_are_written_while_it_trains(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
 from paceline.core.cluster_state import ClusterState, Phase
 from paceline.core.errors import Closed, Refused, SchemaError, TimedOut
+from paceline.core.names import those
 from paceline.core.numbers import whole
 from paceline.core.spec import Spec, Task
 from paceline.operations import Offer
@@ -178,9 +179,8 @@ class Server(Closing):
 
     def told(self) -> str:
         """How far the cluster is, who is there, and who is missing, in one line."""
-        here = ", ".join(map(str, self._state.present())) or "nobody"
-        missing = ", ".join(map(str, self._state.missing())) or "nobody"
-        return f"the cluster {self._state.phase.value}; {here} is here, {missing} is missing"
+        here, missing = those(self._state.present()), those(self._state.missing())
+        return f"the cluster {self._state.phase.value}; {here} here, {missing} missing"
 
     def close(self) -> None:
         """End the server and every session on it. Idempotent."""

@@ -26,7 +26,7 @@ from paceline.core.errors import (
     WorkerFailed,
     WouldBlock,
 )
-from paceline.core.names import parts, text
+from paceline.core.names import parts, text, those
 from paceline.core.numbers import whole
 from paceline.counters import Counter
 from paceline.pending import Within
@@ -214,40 +214,42 @@ class Supervisor:
         """Restore, and make what is not there yet; the counter of steps comes last."""
         found = None if self._folder is None else checkpoints.latest(self._folder)
         self.restored = found
-        try:
-            with Within(None):
-                step = self.session.counter(self._name, start=None, timeout=0.0)
-        except (TimedOut, WouldBlock):
-            # Nobody has trained since: what there is comes from who died before all was there.
-            self._restoring.restore(found, anew=True)
-            start = 0 if found is None else found.manifest.step
-            return self.session.counter(self._name, start=start)
-        self._restoring.restore(found)
-        return step
+        step: Counter | None = None
+        with suppress(TimedOut, WouldBlock), Within(None):
+            step = self.session.counter(self._name, start=None, timeout=0.0)
+        # Without it nobody has trained: what there is comes from who died before all was there.
+        self._restoring.restore(found, anew=step is None)
+        if step is not None:
+            return step
+        return self.session.counter(self._name, start=0 if found is None else found.manifest.step)
 
     def _waited(self) -> Counter:
-        with Within(self._timeout):
-            return self._found()
-
-    def _found(self) -> Counter:
-        began = time.monotonic()
-        wait = left(self._timeout, began)
-        first = SAY_AFTER if wait is None else min(SAY_AFTER, wait)
         what = f"{self.session.task} waits for the chief to initialise: it makes '{self._name}'"
+        said: PacelineError
+        with Within(self._timeout):
+            try:
+                return self._found(what)
+            except TimedOut as e:
+                said = TimedOut(f"{what}; {self._missing()}: {e}")
+            except Closed as e:
+                said = type(e)(f"{what}: {e}")
+        # It is of no interest where that was.
+        raise said
+
+    def _found(self, what: str) -> Counter:
+        began = time.monotonic()
+        first = SAY_AFTER if self._timeout is None else min(SAY_AFTER, self._timeout)
         try:
             return self.session.counter(self._name, start=None, timeout=first)
         except TimedOut:
             _log.warning("%s; %s", what, self._missing())
-        try:
-            wait = left(self._timeout, began)
-            return self.session.counter(self._name, start=None, timeout=wait)
-        except TimedOut as e:
-            raise TimedOut(f"{what}; {self._missing()}: {e}") from e
+        wait = left(self._timeout, began)
+        return self.session.counter(self._name, start=None, timeout=wait)
 
     def _missing(self) -> str:
         members = self.session.resources()["members"]
         chiefs = [name for name in members if name.partition(":")[0] in CHIEFS]
-        return f"{', '.join(chiefs)} is here" if chiefs else f"no chief is here: {members}"
+        return f"{those(chiefs)} here" if chiefs else f"no chief is here: {members}"
 
     # Ending
 

@@ -8,6 +8,7 @@ apart, and put into words.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paceline.core.errors import SchemaError
@@ -123,6 +124,11 @@ def shown(text: str) -> str:
     if BETWEEN not in text:
         return text
     return _REST.sub(lambda rest: f"' in container '{rest[1]}" if rest[1] else "", text)
+
+
+def those(names: Sequence[object]) -> str:
+    """Names, or "nobody", and the verb that goes with so many."""
+    return f"{', '.join(map(str, names)) or 'nobody'} {'are' if len(names) > 1 else 'is'}"
 
 
 def beside(key: str, keys: Any) -> list[str]:
