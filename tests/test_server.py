@@ -22,6 +22,7 @@ from paceline import (
     Session,
     TimedOut,
     UnknownName,
+    reach,
 )
 from paceline import secret as secrets
 from paceline.server.local import LocalServer
@@ -72,6 +73,29 @@ def test_join_returns_when_all_workers_have_said_goodbye(home: Path, carrier: st
         second.close()
         joined.outcome()
         server.join()
+
+
+def test_a_session_says_which_server_it_waits_for_again_and_again(
+    home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "SAY_AFTER", 0.05)
+    monkeypatch.setattr(reach, "SAY_AGAIN", 0.05)
+    spec = cluster(home, ps=2, worker=1)
+    second = spec.target("ps", 1)
+    with Server(spec, job_name="ps", task_index=0):
+        opening = Call(lambda: Session(spec, job="worker", index=0))
+        until(lambda: len(caplog.messages) > 2)
+        assert all(
+            re.match(
+                f"worker:0 waits for the server ps:1 at {second}, for . s: no server at ", said
+            )
+            for said in caplog.messages
+        )
+        with Server(spec, job_name="ps", task_index=1):
+            opening.outcome().close()
+    assert re.match(
+        f"worker:0: the server ps:1 at {second} is there, after . s", caplog.messages[-1]
+    )
 
 
 def test_a_session_that_comes_again_is_waited_for_again(home: Path) -> None:

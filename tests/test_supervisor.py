@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import subprocess
 import time
@@ -18,7 +17,7 @@ from calls import Call
 from clusters import until
 
 import paceline
-from paceline import checkpoints
+from paceline import checkpoints, reach
 from paceline.core.cluster_state import ClusterState, Phase
 from paceline.core.spec import Spec, Task
 
@@ -176,17 +175,24 @@ def test_a_chief_that_is_killed_finds_what_lives(
     assert (found.manifest.step, float(found.read("total"))) == (300, 300.0)
 
 
-def test_who_waits_says_for_whom(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_who_waits_says_for_whom_again_and_again(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "SAY_AFTER", 0.05)
+    monkeypatch.setattr(reach, "SAY_AGAIN", 0.05)
     spec = hands.cluster(tmp_path, ps=1, chief=1, worker=1)
+    said = "worker:0 waits for the chief to initialise: it makes 'global_step'"
     with hands.served(spec, secret=b"s" * 32):
         with paceline.Session(spec, secret=b"s" * 32, job="worker", index=0) as session:
-            with (
-                caplog.at_level(logging.WARNING),
-                pytest.raises(paceline.TimedOut, match=r"^worker:0 waits for the chief to init"),
-                paceline.Supervisor(session, timeout=0.2),
-            ):
-                raise AssertionError
-    assert "no chief is here" in caplog.text
+            with pytest.raises(paceline.TimedOut, match=f"^{said}; no chief is here: "):
+                paceline.Supervisor(session, timeout=0.02).__enter__()
+            assert not caplog.messages
+            waiting = Call(paceline.Supervisor(session).__enter__)
+            until(lambda: len(caplog.messages) > 2)
+            assert all(each.startswith(f"{said}, for 0 s: no chief is") for each in caplog.messages)
+            session.counter("global_step")
+            waiting.outcome()
+    assert caplog.messages[-1] == "worker:0: the chief has initialised, after 0 s"
 
 
 def test_who_waits_for_a_chief_that_fails_is_told_in_one_short_error(tmp_path: Path) -> None:

@@ -24,8 +24,34 @@ from paceline.transports.tls import Tls, found
 _log = logging.getLogger("paceline")
 
 LOOK_LIMIT = 2.0
-SAY_AFTER = 3.0
-"""Seconds after which it is said what a session waits for."""
+SAY_AFTER, SAY_AGAIN = 3.0, 10.0
+"""Seconds after which it is said what a session waits for, and then again and again."""
+
+
+class Waiting:
+    """Says now and then in the log what a process waits for, and then that it has come."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = time.monotonic()
+        self._next = self._began + SAY_AFTER
+        self._said = False
+
+    @property
+    def spare(self) -> float:
+        """Seconds until there is something to say."""
+        return max(0.0, self._next - time.monotonic())
+
+    def goes_on(self, why: object) -> None:
+        """Say so, if it is time."""
+        if not self.spare:
+            self._said, self._next = True, time.monotonic() + SAY_AGAIN
+            _log.warning("%s, for %.0f s: %s", self._what, time.monotonic() - self._began, why)
+
+    def over(self, came: str) -> None:
+        """Say so, if it was said what this waited for."""
+        if self._said:
+            _log.warning("%s, after %.0f s", came, time.monotonic() - self._began)
 
 
 @dataclass
@@ -208,24 +234,24 @@ def _reach(
     """Connect and join, and try again until there is a server, or the time is up or it given up."""
     began = time.monotonic()
     token = secrets.token_bytes(16)
-    said = False
+    where = f"{server} at {address}" if server else str(address)
+    waiting = Waiting(f"{joining.task} waits for the server {where}")
     pause = 0.005
     while True:
         spare = None if until is None else until - time.monotonic()
         try:
             limit = 10.0 if spare is None else max(0.1, min(10.0, spare))
             connection = _called(address, joining.secret(), joining.tls, limit)
-            return connection, joining.join(connection, token)
+            joined = joining.join(connection, token)
+            waiting.over(f"{joining.task}: the server {where} is there")
+            return connection, joined
         except Disconnected as e:
             waited = time.monotonic() - began
             if given_up is not None and given_up.is_set():
                 raise Closed("this session was closed") from e
             if spare is not None and spare <= pause:
                 raise _nobody(address, waited, e) from e
-            if waited > SAY_AFTER and not said:
-                said = True
-                where = f"{server} at {address}" if server else str(address)
-                _log.warning("%s waits for the server %s: %s", joining.task, where, e)
+            waiting.goes_on(e)
         if given_up is None:
             time.sleep(pause)
         else:

@@ -30,15 +30,13 @@ from paceline.core.names import parts, text, those
 from paceline.core.numbers import whole
 from paceline.counters import Counter
 from paceline.pending import Within
+from paceline.reach import Waiting
 from paceline.restoring import PROBE, Restoring
 from paceline.session import FAILURE, Session
 
 _log = logging.getLogger("paceline")
 
 Init: TypeAlias = Callable[[Session], object] | Mapping[str, Any]
-
-SAY_AFTER = 3.0
-"""Seconds after which it is said what a process waits for."""
 
 GOODBYES = 30.0
 """Seconds that the chief waits for the others to leave, before it saves."""
@@ -237,14 +235,19 @@ class Supervisor:
         raise said
 
     def _found(self, what: str) -> Counter:
-        began = time.monotonic()
-        first = SAY_AFTER if self._timeout is None else min(SAY_AFTER, self._timeout)
-        try:
-            return self.session.counter(self._name, start=None, timeout=first)
-        except TimedOut:
-            _log.warning("%s; %s", what, self._missing())
-        wait = left(self._timeout, began)
-        return self.session.counter(self._name, start=None, timeout=wait)
+        began, waiting = time.monotonic(), Waiting(what)
+        while True:
+            wait = left(self._timeout, began)
+            turn = waiting.spare if wait is None else min(waiting.spare, wait)
+            try:
+                found = self.session.counter(self._name, start=None, timeout=turn)
+            except TimedOut:
+                if wait == turn:
+                    raise
+                waiting.goes_on(self._missing())
+                continue
+            waiting.over(f"{self.session.task}: the chief has initialised")
+            return found
 
     def _missing(self) -> str:
         members = self.session.resources()["members"]
