@@ -703,7 +703,7 @@ def test_a_server_that_a_reset_has_not_reached_carries_it_out_when_it_is_asked(
         waiting = Call(lambda: behind.read(newer_than=behind.version, timeout=None))
         until(lambda: any(waits_at(line) for line in two._lines.all))
         # Whoever reset it died after the first server had heard of it.
-        number = one.connection.call(m.Reset(["x"])).content
+        number, _ = one.connection.call(m.Reset(["x"])).content
         assert old.read().tree == 1
         with two.container("x"), two.device("ps:1"):
             new = two.variable("w", 2)
@@ -798,16 +798,31 @@ def test_many_reset_and_make_at_once_and_nobody_sees_two_of_a_name(
         assert all(homes["counter c in container 'x'"] == each["where"] for each in shared)
 
 
+def test_a_reset_says_how_much_it_removed(spec: paceline.ClusterSpec) -> None:
+    with Session(spec) as session:
+        assert session.reset("never") == session.reset() == 0
+        session.queue("q", 1)
+        with session.container("x"), session.device("ps:1"):
+            session.counter("c")
+            session.spread("s", [np.zeros(3), np.zeros(3)])
+        assert (session.reset(["y", "x"]), session.reset("x")) == (2, 0)
+        assert paceline.reset(spec) == 1
+
+
 def test_the_command_line_says_what_is_shared(spec: paceline.ClusterSpec, tmp_path: Path) -> None:
     path = str(toml(spec, tmp_path / "cluster.toml"))
     with Session(spec, job="worker", index=1) as session:
+        empty = CliRunner().invoke(main, ["shared", "--cluster", path])
+        assert (empty.exit_code, empty.output) == (0, "nothing is shared\n")
         session.queue("q", 1)
         with session.container("x"), session.device("ps:1"):
             session.variable("w", 1)
+            session.spread("s", [np.zeros(3), np.zeros(3)])
     told = CliRunner().invoke(main, ["shared", "--cluster", path]).output.splitlines()
     assert [re.sub(r"\d+ s ago$", "", line) for line in told] == [
         "queue q: at ps:0, made by worker:1 ",
         "variable w in container 'x': at ps:1, made by worker:1 ",
+        "variable s in container 'x': at ps:1, parts at ps:1, ps:0, made by worker:1 ",
     ]
     (tmp_path / "cluster.toml").write_text("[cluster]\nps = 3\n")
     failed = CliRunner().invoke(main, ["shared", "--cluster", path])

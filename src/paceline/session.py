@@ -178,8 +178,11 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         with self._lines.inside(checked_container(name)):
             yield
 
-    def reset(self, containers: str | Iterable[str] | None = None) -> None:
+    def reset(self, containers: str | Iterable[str] | None = None) -> int:
         """Remove all that is in a container, or in several, on every server; `None` for all.
+
+        Returns how many things there were. A container is there as soon as somebody names it, so
+        one in which nothing was ever made is no error, and 0.
 
         Who waits for something in it, and whoever uses a handle from before, gets `WasReset`, which
         says who did it: a handle never reaches what is made anew under its name. Other containers
@@ -192,17 +195,20 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
                 made before goes as soon as something in the container is asked for.
         """
         names = None if containers is None else _listed(containers)
-        number: int | None = None
+        number, removed = None, 0
         for line in self._lines.again():
             # The first one counts the resets.
-            number = line.call(m.Reset(names, number)).content
+            number, there = line.call(m.Reset(names, number)).content
+            removed += there
+        return removed
 
     def resources(self) -> dict[str, Any]:
         """What is shared: variables with their versions, queues with their counters, members.
 
         What is in a container is listed as `name in container 'x'`. `shared` is a list of all that
         was made, in the order of making on each server: each with its `kind`, `name`, `container`,
-        `where` it is (a task, or an address), `by` whom it was made, and the seconds since (`age`).
+        `where` it is (a task, or an address), `by` whom it was made, and the seconds since (`age`);
+        and of a variable that is spread, the tasks that have `parts` of it.
         """
         content: dict[str, Any] = {}
         for line in self._lines.again():
@@ -218,6 +224,10 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
                     content.setdefault(kind, []).extend(_made(there, *each) for each in found)
                 else:
                     content[kind] = list(dict.fromkeys([*content.get(kind, []), *found]))
+        for each in content["shared"]:
+            label_of = label(key(each["name"], each["container"]))
+            if each["kind"] == "variable" and label_of in content["spread"]:
+                each["parts"] = content["spread"][label_of]
         return content
 
     def uninitialized(self, names: Iterable[str]) -> list[str]:
@@ -341,10 +351,11 @@ def reset(
     tls: Tls | None = None,
     servers: Sequence[str] | None = None,
     timeout: float | None = 60.0,
-) -> None:
+) -> int:
     """Remove all that is in these containers of a cluster, in all of them for `None`.
 
-    Opens a session for it, with these arguments, and calls its `reset`; raises as they do.
+    Opens a session for it, with these arguments, and calls its `reset`; returns how many things
+    there were, and raises as they do.
     """
     with Session(
         target,
@@ -355,7 +366,7 @@ def reset(
         timeout=timeout,
         job="reset",
     ) as session:
-        session.reset(containers)
+        return session.reset(containers)
 
 
 def _listed(containers: str | Iterable[str]) -> list[str]:

@@ -19,8 +19,8 @@ PATIENCE = 10.0
 def shared(cluster: Path | None, secret_file: Path | None) -> None:
     """Print what a cluster's sessions share.
 
-    A line for each thing: its kind and name, the container if it is in one, where it is, by whom it
-    was made, and how long ago.
+    A line for each thing: its kind and name, the container if it is in one, where it is and, if it
+    is spread over several servers, which have parts of it, by whom it was made, and how long ago.
     """
     try:
         spec = described(cluster)
@@ -28,7 +28,10 @@ def shared(cluster: Path | None, secret_file: Path | None) -> None:
             things = session.resources()["shared"]
     except PacelineError as e:
         raise click.ClickException(str(e)) from e
+    if not things:
+        click.echo("nothing is shared")
     for each in things:
         inside = f" in container '{each['container']}'" if each["container"] else ""
         made = f"made by {each['by']} {each['age']:.0f} s ago"
-        click.echo(f"{each['kind']} {each['name']}{inside}: at {each['where']}, {made}")
+        parts = f", parts at {', '.join(each['parts'])}" if "parts" in each else ""
+        click.echo(f"{each['kind']} {each['name']}{inside}: at {each['where']}{parts}, {made}")

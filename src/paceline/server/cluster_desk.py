@@ -56,8 +56,8 @@ class ClusterDesk(Desk):
         self._service.answer(peer, frame.request, m.Text(generation))
 
     def _reset(self, peer: Peer, request: m.Reset, frame: Frame) -> None:
-        number = self._service.containers.reset(request.containers, peer.name, request.number)
-        self._service.answer(peer, frame.request, m.Text(number))
+        found = self._service.containers.reset(request.containers, peer.name, request.number)
+        self._service.answer(peer, frame.request, m.Text(found))
 
     def _came_or_went(self, peer: Peer, how: str) -> None:
         spec = self._service.cluster.spec

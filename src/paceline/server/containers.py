@@ -59,18 +59,24 @@ class Containers:
         """Raise `WasReset` if what it was a key of is gone."""
         self.state.ahead(key)
 
-    def reset(self, containers: list[str] | None, by: str, number: int | None = None) -> int:
+    def reset(
+        self, containers: list[str] | None, by: str, number: int | None = None
+    ) -> tuple[int, int]:
         """Remove what is in these containers, in all for `None`, and end all waits for it.
+
+        Returns the number of the reset, and how many things there were.
 
         Raises:
             SchemaError: one can be no container, or too many were reset by name.
         """
+        before = len(self.state.made)
         number = self.state.reset(containers, by, number)
+        removed = before - len(self.state.made)
         # First the waits: what they need to end is still there.
         self._parking.end_those(self.state.gone, self.state.was_reset)
         for forget in self.on_reset:
             forget(self.state.gone)
-        return number
+        return number, removed
 
     def made(self, kind: str, key: str, peer: Peer) -> None:
         """A peer has made something."""

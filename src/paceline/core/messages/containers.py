@@ -12,7 +12,7 @@ class Enter(Request[Text], tag=80, frozen=True, gc=False):
 
 
 class Reset(Request[Text], tag=81, frozen=True, gc=False):
-    """Remove all that is in these containers, in all of them for `None`; the reset's number.
+    """Remove all that is in these containers, in all for `None`; its number, and of how much.
 
     The first server numbers it, the others are told the number.
     """
