@@ -34,7 +34,7 @@ class Connection(Replies):
     """Calls to one server. Of several waiting threads one reads for all.
 
     What a request may wait for, and when its time is up, is decided by the server: a call ends with
-    the server's verdict, or with `Disconnected`. Where its caller gave it a time (`pending.Within`)
+    the server's verdict, or with `Disconnected`. Where its caller gave it a time (`pending.within`)
     and the server is silent when that is over, the call ends alone: the line goes on.
     """
 
@@ -159,6 +159,8 @@ class Connection(Replies):
 
     def _send_unheard(self, request: m.Request[Any]) -> None:
         """Send it if that can be at once; nobody waits for a reply."""
+        if not self.session:
+            return  # What comes before that is not counted.
         frame = Frame(REQUEST, next(self._numbers), m.encode(request), (), self.session)
         with suppress(Disconnected):
             self._send(frame, time.monotonic())

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from paceline.core import messages as m
@@ -38,25 +38,20 @@ _due: ContextVar[float | None] = ContextVar("due", default=None)
 """When what this thread asks servers should have its end, if somebody gave it a time."""
 
 
-class Within:
-    """A block in which servers are asked things that should all take `timeout` seconds at most.
+def within(timeout: float | None, call: Callable[P, R], /, *args: P.args, **options: P.kwargs) -> R:
+    """Make a call in which servers are asked things that should take `timeout` seconds in all.
 
-    In a block inside another the outer one's time holds.
+    In a call within another the outer one's time holds.
     """
-
-    __slots__ = ("_before", "_due")
-
-    def __init__(self, timeout: float | None) -> None:
-        self._due = math.inf if timeout is None else time.monotonic() + timeout
-
-    def __enter__(self) -> None:
-        self._before: Token[float | None] | None = None
-        if _due.get() is None:
-            self._before = _due.set(self._due)
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            _due.reset(self._before)
+    if _due.get() is not None:
+        return call(*args, **options)
+    due = math.inf if timeout is None else time.monotonic() + timeout
+    try:
+        # In here: wherever a signal's handler raises, none is left.
+        _due.set(due)
+        return call(*args, **options)
+    finally:
+        _due.set(None)
 
 
 def limited(method: Callable[P, R]) -> Callable[P, R]:
@@ -67,8 +62,7 @@ def limited(method: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> R:
         given: Any = options.get("timeout", args[place] if place < len(args) else default)
-        with Within(checked_timeout(given)):
-            return method(*args, **options)
+        return within(checked_timeout(given), method, *args, **options)
 
     return call
 

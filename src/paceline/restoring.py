@@ -14,7 +14,7 @@ from paceline.checkpoints import Checkpoint, Saved, checked_folder
 from paceline.core.errors import SchemaError, TimedOut
 from paceline.core.names import key, label, parts
 from paceline.core.numbers import int64, whole
-from paceline.pending import Within
+from paceline.pending import within
 
 _log = logging.getLogger("paceline")
 
@@ -54,8 +54,7 @@ class Restoring:
         spread = self._spread()
         with self._session.container(self.container):
             for name in self._variables():
-                with Within(None):
-                    variable = self._session.variable(name, timeout=0.0)
+                variable = within(None, self._session.variable, name, timeout=0.0)
                 snapshot, bound = variable.read(), variable.memory()["bound"]
                 found[name] = Saved(snapshot.version, snapshot.tree, bound, name in spread)
         return found
@@ -118,8 +117,8 @@ class Restoring:
         torn = []
         for name in self._spread().intersection(saved):
             try:
-                with Within(None):
-                    self._session.variable(name).read(timeout=PROBE)
+                variable = self._session.variable(name)
+                within(None, variable.read, timeout=PROBE)
             except TimedOut:
                 torn.append(name)
         return torn

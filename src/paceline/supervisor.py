@@ -29,7 +29,7 @@ from paceline.core.errors import (
 from paceline.core.names import parts, text, those
 from paceline.core.numbers import whole
 from paceline.counters import Counter
-from paceline.pending import Within
+from paceline.pending import within
 from paceline.reach import Waiting
 from paceline.restoring import PROBE, Restoring
 from paceline.session import FAILURE, Session
@@ -213,8 +213,8 @@ class Supervisor:
         found = None if self._folder is None else checkpoints.latest(self._folder)
         self.restored = found
         step: Counter | None = None
-        with suppress(TimedOut, WouldBlock), Within(None):
-            step = self.session.counter(self._name, start=None, timeout=0.0)
+        with suppress(TimedOut, WouldBlock):
+            step = within(None, self.session.counter, self._name, start=None, timeout=0.0)
         # Without it nobody has trained: what there is comes from who died before all was there.
         self._restoring.restore(found, anew=step is None)
         if step is not None:
@@ -224,13 +224,12 @@ class Supervisor:
     def _waited(self) -> Counter:
         what = f"{self.session.task} waits for the chief to initialise: it makes '{self._name}'"
         said: PacelineError
-        with Within(self._timeout):
-            try:
-                return self._found(what)
-            except TimedOut as e:
-                said = TimedOut(f"{what}; {self._missing()}: {e}")
-            except Closed as e:
-                said = type(e)(f"{what}: {e}")
+        try:
+            return within(self._timeout, self._found, what)
+        except TimedOut as e:
+            said = TimedOut(f"{what}; {within(0.0, self._missing)}: {e}")
+        except Closed as e:
+            said = type(e)(f"{what}: {e}")
         # It is of no interest where that was.
         raise said
 

@@ -12,7 +12,7 @@ from paceline.core.errors import PacelineError, SchemaError, TimedOut, WouldBloc
 from paceline.core.names import parts
 from paceline.core.tree import build, decoded, flatten
 from paceline.engines.base import Link
-from paceline.pending import Within
+from paceline.pending import within
 from paceline.session import Session
 from paceline.worker.line import Setup, StopJob
 
@@ -86,8 +86,7 @@ class Worker:
     def kept(self) -> Any:
         """What a worker of this job and index kept last; `None` if none has. It owns its memory."""
         try:
-            with Within(None):
-                found = self.session.variable(self._kept, timeout=0.0).read()
+            found = within(None, self.session.variable, self._kept, timeout=0.0).read()
         except (TimedOut, WouldBlock):
             return None
         flat = flatten(found.tree)
