@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import LIMIT, descendants, every_engine, named, quiet
+from clusters import LIMIT, descendants, every_engine, named, quiet, until
 
 import paceline
 from paceline import Disconnected, SchemaError, UnknownName
+from paceline.core import messages as m
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -57,9 +58,24 @@ def test_a_function_that_waits_at_another_server_holds_nobody_up() -> None:
         with cluster.session.device("ps:1"):
             go = cluster.queue("go", 1)
         collection = cluster.collect(waiting, policy, go, batch_size=2, max_lag=0)
-        for batch in itertools.islice(collection, 3):
-            assert batch.worker == ("worker:1", "worker:1")
+        elsewhere = cluster.session.lines.all[1]
+
+        def waits() -> list[str]:
+            members = elsewhere.call(m.Stats()).content["members"]
+            return [name for name, member in members.items() if member["waits"]]
+
+        def makers() -> tuple[str, ...]:
+            made = collection.next(timeout=LIMIT).worker
             policy.assign(1)
+            return made
+
+        # It was admitted to an item, else it would not have come so far; two are admitted at once.
+        until(lambda: makers() and waits() == ["worker:0"])
+        for _ in range(3):
+            assert makers() == ("worker:1", "worker:1")
+            assert waits() == ["worker:0"]
+        go.enqueue(1)
+        until(lambda: go.size == 0)
 
 
 def stuck(policy: Any, never: Any) -> Iterator[Any]:
