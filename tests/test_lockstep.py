@@ -536,6 +536,24 @@ def test_several_blas_threads_are_told_by_the_chief_and_once_by_the_workers(
     assert found[1][1] in ("worker:0", "worker:1")
 
 
+@pytest.mark.skipif(limits()[0] < 2, reason="a library has one thread on one core")
+def test_what_workers_said_before_their_end_is_shown_before_close_returns(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    with quiet(1, worker_threads=2) as cluster:
+        policy = cluster.variable("policy", 0)
+        crew: Any = getattr(cluster._staff, "_crew")  # noqa: B009
+        with crew.lock:
+            # Who looks after the workers has the time only when nobody needs them any more.
+            collection = cluster.collect(following, policy, batch_size=1, schedule="lockstep")
+            collection.next(timeout=LIMIT)
+            collection.close()
+            crew._stand_down(Closed("the cluster is closed"))
+    told = [said for said in caplog.messages if "lockstep with several threads in worker:0" in said]
+    assert len(told) == 1
+
+
 def test_a_run_by_lag_says_nothing_of_threads(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "paceline")
     with quiet(1, "serial") as cluster:

@@ -64,6 +64,7 @@ class Collecting:
                 )
             self._end_others(job, work.collection)
             self._on_fail[work.collection] = on_fail
+            self._warned.discard(work.collection)
             self._on_returned[work.collection] = on_returned
             for seat in self._care.of(job):
                 seat.work, seat.returned, seat.failed_at_once = work, False, 0
@@ -79,7 +80,6 @@ class Collecting:
         with self._care.lock:
             self._on_fail.pop(collection, None)
             self._on_returned.pop(collection, None)
-            self._warned.discard(collection)
             for seat in self._making(collection):
                 seat.work = None
                 seat.send(StopJob(collection))
@@ -111,7 +111,7 @@ class Collecting:
 
     def warned(self, event: Warned) -> None:
         """A worker has something to say to the user; the others would say the same."""
-        if event.collection in self._on_fail and event.collection not in self._warned:
+        if event.collection not in self._warned:
             self._warned.add(event.collection)
             _log.warning("collection %s: %s", quoted(event.collection), event.text)
 

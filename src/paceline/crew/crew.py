@@ -139,6 +139,14 @@ class Crew(Listener, Care):
                 # It is on its way to a server that is about to end, and has begun nothing.
                 seat.task.kill()
 
+    def last_words(self) -> None:
+        """Show what workers had to say before their end, when all of them have ended."""
+        with self.lock:
+            while self._events:
+                _, _, event = self._events.popleft()
+                if isinstance(event, Warned):
+                    self.collecting.warned(event)
+
     # What those ask for who give the workers work
 
     def look(self) -> None:

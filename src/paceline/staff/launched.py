@@ -162,6 +162,7 @@ class Launched(Staff):
     def close(self) -> None:
         # Interrupted in one step, it still takes the next ones.
         with self._crew.turn, ExitStack() as steps:
+            steps.callback(self._crew.last_words)
             steps.callback(self._hosting.close)
             if hasattr(self, "session"):
                 steps.callback(self.session.close)
