@@ -14,7 +14,7 @@ from clusters import LIMIT, until
 from hands import cluster, served
 
 import paceline
-from paceline.staff import by_hand
+from paceline import reach
 
 SECRET = b"s" * 32
 SEED = 7
@@ -206,7 +206,7 @@ def test_map_and_submit_are_refused_with_what_to_use(tasks: Tasks) -> None:
 def test_a_worker_says_what_it_waits_for_and_the_chief_who_is_missing(
     tasks: Tasks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(by_hand, "SAY_AFTER", 0.01)
+    monkeypatch.setattr(reach, "SAY_AFTER", 0.01)
 
     def program(cluster: paceline.Cluster) -> int:
         cluster.variable("v", 1)

@@ -9,17 +9,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from paceline import secret as secret_files
 from paceline.connection import Connection
 from paceline.core import messages as m
+from paceline.core.clock import left
 from paceline.core.errors import Closed, Disconnected, PacelineError, SchemaError, TimedOut
 from paceline.core.names import text
 from paceline.core.numbers import int64
 from paceline.lines import Anew, Lines
+from paceline.pending import within
 from paceline.spec import ClusterSpec
 from paceline.transports.base import Address, transport
 from paceline.transports.tls import Tls, found
+
+T = TypeVar("T")
 
 _log = logging.getLogger("paceline")
 
@@ -29,10 +34,10 @@ SAY_AFTER, SAY_AGAIN = 3.0, 10.0
 
 
 class Waiting:
-    """Says now and then in the log what a process waits for, and then that it has come."""
+    """Says now and then in the log what a process waits for, and then that it `came`."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str, came: str) -> None:
+        self._what, self._came = what, came
         self._began = time.monotonic()
         self._next = self._began + SAY_AFTER
         self._said = False
@@ -46,12 +51,40 @@ class Waiting:
         """Say so, if it is time."""
         if not self.spare:
             self._said, self._next = True, time.monotonic() + SAY_AGAIN
-            _log.warning("%s, for %.0f s: %s", self._what, time.monotonic() - self._began, why)
+            _log.warning("%s: %s", self._what, why)
 
-    def over(self, came: str) -> None:
+    def over(self) -> None:
         """Say so, if it was said what this waited for."""
         if self._said:
-            _log.warning("%s, after %.0f s", came, time.monotonic() - self._began)
+            _log.warning("%s, after %.0f s", self._came, time.monotonic() - self._began)
+
+    def having(
+        self,
+        ask: Callable[[float | None], T],
+        limit: float | None,
+        why: Callable[[TimedOut], object] = str,
+    ) -> T:
+        """What `ask` says within `limit` seconds. It is asked again after each `TimedOut`."""
+        return within(limit, self._having, ask, limit, why)
+
+    def _having(
+        self,
+        ask: Callable[[float | None], T],
+        limit: float | None,
+        why: Callable[[TimedOut], object],
+    ) -> T:
+        while True:
+            spare = left(limit, self._began)
+            turn = self.spare if spare is None else min(self.spare, spare)
+            try:
+                found = ask(turn)
+            except TimedOut as e:
+                if turn == spare:
+                    raise
+                self.goes_on(why(e))
+                continue
+            self.over()
+            return found
 
 
 @dataclass
@@ -235,7 +268,10 @@ def _reach(
     began = time.monotonic()
     token = secrets.token_bytes(16)
     where = f"{server} at {address}" if server else str(address)
-    waiting = Waiting(f"{joining.task} waits for the server {where}")
+    waiting = Waiting(
+        f"{joining.task} waits for the server {where}",
+        f"{joining.task}: the server {where} is there",
+    )
     pause = 0.005
     while True:
         spare = None if until is None else until - time.monotonic()
@@ -243,7 +279,7 @@ def _reach(
             limit = 10.0 if spare is None else max(0.1, min(10.0, spare))
             connection = _called(address, joining.secret(), joining.tls, limit)
             joined = joining.join(connection, token)
-            waiting.over(f"{joining.task}: the server {where} is there")
+            waiting.over()
             return connection, joined
         except Disconnected as e:
             waited = time.monotonic() - began

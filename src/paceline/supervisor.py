@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 from paceline import checkpoints
 from paceline.checkpoints import CheckpointError, checked_folder
 from paceline.connection import Connection
-from paceline.core.clock import checked_timeout, left
+from paceline.core.clock import checked_timeout
 from paceline.core.cluster_state import CHIEFS
 from paceline.core.errors import (
     Closed,
@@ -222,31 +222,21 @@ class Supervisor:
         return self.session.counter(self._name, start=0 if found is None else found.manifest.step)
 
     def _waited(self) -> Counter:
-        what = f"{self.session.task} waits for the chief to initialise: it makes '{self._name}'"
+        task, name = self.session.task, self._name
+        what = f"{task} waits for the chief to initialise: it makes '{name}'"
         said: PacelineError
         try:
-            return within(self._timeout, self._found, what)
+            return Waiting(what, f"{task}: the chief has initialised").having(
+                lambda timeout: self.session.counter(name, start=None, timeout=timeout),
+                self._timeout,
+                lambda _: self._missing(),
+            )
         except TimedOut as e:
             said = TimedOut(f"{what}; {within(0.0, self._missing)}: {e}")
         except Closed as e:
             said = type(e)(f"{what}: {e}")
         # It is of no interest where that was.
         raise said
-
-    def _found(self, what: str) -> Counter:
-        began, waiting = time.monotonic(), Waiting(what)
-        while True:
-            wait = left(self._timeout, began)
-            turn = waiting.spare if wait is None else min(waiting.spare, wait)
-            try:
-                found = self.session.counter(self._name, start=None, timeout=turn)
-            except TimedOut:
-                if wait == turn:
-                    raise
-                waiting.goes_on(self._missing())
-                continue
-            waiting.over(f"{self.session.task}: the chief has initialised")
-            return found
 
     def _missing(self) -> str:
         members = self.session.resources()["members"]

@@ -14,7 +14,7 @@ from paceline.calling import told
 from paceline.collection import Collection, Elsewhere
 from paceline.core import messages as m
 from paceline.core.account import CALLS, Account
-from paceline.core.clock import checked_timeout, left
+from paceline.core.clock import checked_timeout
 from paceline.core.cluster_state import CHIEFS
 from paceline.core.errors import (
     Closed,
@@ -31,7 +31,7 @@ from paceline.core.spec import Spec, Task
 from paceline.core.stats import Place, Stats
 from paceline.packing import copied, memory, pack
 from paceline.plans import Plan
-from paceline.reach import SAY_AFTER
+from paceline.reach import Waiting
 from paceline.session import Session
 from paceline.staff.base import Calls, F, OnChange, Staff
 from paceline.worker.line import Collect
@@ -248,13 +248,8 @@ class ByHand(Staff):
 
     def _waited(self, ask: Callable[[float | None], T], limit: float | None) -> T:
         """What `ask` says within that time; when it takes long, it is said what it waits for."""
-        began = time.monotonic()
-        if limit is None or limit > SAY_AFTER:
-            try:
-                return ask(SAY_AFTER)
-            except TimedOut as e:
-                _log.warning("%s waits: %s", self.session.task, str(e))
-        return ask(left(limit, began))
+        task = self.session.task
+        return Waiting(f"{task} waits", f"{task} goes on").having(ask, limit)
 
     def _asked(
         self, what: str, limit: float | None, *, until_over: bool = False
