@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 from calls import Call, until
 from clusters import LIMIT, accounted
-from hands import cluster
+from hands import cluster, served
 from mortals import SECRET, WIDE, Mortal, Mortals
 
-from paceline import Closed, Disconnected, Session, checkpoints
+from paceline import Closed, Disconnected, SchemaError, Session, checkpoints
 from paceline.core import messages as m
-from paceline.core.versions import epoch_of
+from paceline.core.versions import EPOCHS, epoch_of
 from paceline.testing import Serving, serving
 from paceline.testing.serving import Carrier
 
@@ -228,8 +229,6 @@ def test_what_a_server_had_is_lost_with_it_and_its_calls_say_so(
             calling.outcome()
         widow.server.ended()
     assert time.monotonic() - began < 1.0
-    # Epochs are the clock's seconds, and who starts a server takes longer than one.
-    until(lambda: time.time() > epoch_of(version) + 1)
     widow.server = widow.serve()
     # Nobody gets an old number for a new tree, and nothing of the old queue is counted again.
     assert session.uninitialized(["v"]) == ["v"]
@@ -296,3 +295,29 @@ def test_a_server_that_dies_while_all_leave_holds_nobody_up(widow: Widow) -> Non
     with pytest.raises((Closed, Disconnected)):
         variable.read()
     widow.server = widow.serve()
+
+
+def test_versions_grow_although_the_clock_of_a_server_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = cluster(tmp_path, "unix", ps=1, worker=2)
+    with ExitStack() as sessions:
+        versions = list[int]()
+        for clock in (3000, 2000, 2000, 2001, 4000, 1000):
+            monkeypatch.setattr("paceline.server.loop.time.time", lambda clock=clock: clock)
+            with served(spec, secret=SECRET):
+                if not versions:
+                    one = sessions.enter_context(
+                        Session(spec, job="worker", index=0, secret=SECRET)
+                    )
+                versions.append(one.variable("v", 1).version)
+                with Session(spec, job="worker", index=1, secret=SECRET) as two:
+                    assert two.variable("v").version == versions[-1]
+    assert versions == sorted(set(versions))
+    assert [epoch_of(version) for version in versions] == [3000, 3001, 3002, 3003, 4000, 4001]
+
+
+@pytest.mark.parametrize("epoch", [-2, EPOCHS - 1, EPOCHS])
+def test_an_epoch_that_cannot_be_is_refused(epoch: int) -> None:
+    with Session() as session, pytest.raises(SchemaError, match=rf"there is no epoch {epoch}$"):
+        session.connection.call(m.Outlived(epoch))

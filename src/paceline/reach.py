@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from paceline import secret as secret_files
@@ -91,7 +91,8 @@ class Waiting:
 class Joining:
     """A process that wants to be in a cluster.
 
-    `cluster` and `servers` are what it was given, `secret` is asked for at each attempt.
+    `cluster` and `servers` are what it was given, `secret` is asked for at each attempt. `epochs`
+    has those of the servers it has known, by address.
     """
 
     job: str
@@ -100,6 +101,7 @@ class Joining:
     cluster: dict[str, dict[int, str]] | None = None
     servers: tuple[str, ...] = ()
     tls: Tls | None = None
+    epochs: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.job = text(self.job, "the job of a session")
@@ -116,12 +118,17 @@ class Joining:
         With one `token`, which is random, several attempts are the same joining.
         """
         request = m.Join(self.job, self.index, os.getpid(), token, self.cluster, self.servers)
+        known = self.epochs.get(connection.address, -1)
         try:
             joined = connection.call(request)
+            connection.outlive(joined, token)
+            if joined.epoch <= known:
+                # Its clock went back, or did not go on by a second.
+                connection.call(m.Outlived(known))
         except BaseException:
             connection.close()
             raise
-        connection.outlive(joined, token)
+        self.epochs[connection.address] = max(joined.epoch, known + 1)
         return joined
 
 

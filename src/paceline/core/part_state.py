@@ -36,6 +36,10 @@ class Grants:
         """The first stage that was not given out yet."""
         return self._last + 1
 
+    def begin(self, epoch: int) -> None:
+        """All stages from now on are of that epoch, or of a later one."""
+        self._last = max(self._last, versions.first(epoch))
+
     def grant(self, name: str, holder: object, *, turn: bool) -> int:
         """The next stage, for a write of the variable of that name."""
         self._last += 1

@@ -11,6 +11,9 @@ V = TypeVar("V", int, NDArray[np.int64])
 
 COUNT_BITS = 31
 
+EPOCHS = 1 << (63 - COUNT_BITS)
+"""All epochs are below."""
+
 
 def first(epoch: int) -> int:
     """The version before the first one of `epoch`."""

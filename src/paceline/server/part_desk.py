@@ -13,6 +13,7 @@ from paceline.core.part_state import Grant, Grants, PartState
 from paceline.core.row_pieces import Chosen
 from paceline.core.tree import check
 from paceline.core.variable_state import VariableState
+from paceline.core.versions import EPOCHS
 from paceline.core.waiting import NOT_YET, Stored
 from paceline.server.adding import add_beside
 from paceline.server.lines import Peer
@@ -38,6 +39,7 @@ class HomeDesk(Desk):
             m.Commit: self._commit,
             m.LetGo: self._let_go,
             m.GatherHome: self._gather,
+            m.Outlived: self._outlived,
         }
 
     def listing(self) -> tuple[str, dict[str, Any]]:
@@ -59,6 +61,14 @@ class HomeDesk(Desk):
         self._grants.reset(gone)
         for reading in [each for each in self._variables.reading if gone(each[1])]:
             del self._variables.reading[reading]
+
+    def _outlived(self, peer: Peer, request: m.Outlived, frame: Frame) -> None:
+        epoch = request.epoch + 1
+        if not 0 < epoch < EPOCHS:
+            raise SchemaError(f"there is no epoch {request.epoch}")
+        self._variables.begin(epoch)
+        self._grants.begin(epoch)
+        self._service.answer(peer, frame.request, m.Done())
 
     def _ended(self, grant: Grant) -> None:
         """A write will never be committed."""

@@ -86,6 +86,10 @@ class VariableDesk(Desk):
         self._bounded = [name for name in self._bounded if not gone(name)]
         self._epoch += bool(ended)
 
+    def begin(self, epoch: int) -> None:
+        """What is made from now on has versions of that epoch, or of a later one."""
+        self._epoch = max(self._epoch, epoch)
+
     def variable(self, name: str) -> VariableState:
         """The variable of that name.
 

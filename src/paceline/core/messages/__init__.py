@@ -31,6 +31,7 @@ from paceline.core.messages.members import (
     Cancel,
     Join,
     Leave,
+    Outlived,
     Rejoin,
     Report,
     Resources,
@@ -177,6 +178,7 @@ __all__ = [
     "NextPiece",
     "Offer",
     "OpenCollection",
+    "Outlived",
     "Part",
     "PieceHead",
     "Pieces",
@@ -226,6 +228,7 @@ __all__ = [
 Requests: TypeAlias = (
     Join
     | Rejoin
+    | Outlived
     | Leave
     | Cancel
     | Report

@@ -34,6 +34,12 @@ class Rejoin(Request[Rejoined], tag=7, frozen=True, gc=False):
     received: int
 
 
+class Outlived(Request[Done], tag=8, frozen=True, gc=False):
+    """This session has known a server here whose epoch was that; versions may not come again."""
+
+    epoch: int
+
+
 class Leave(Request[Done], tag=1, frozen=True, gc=False):
     """End the membership: what ends afterwards is no death.
 
