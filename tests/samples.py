@@ -6,6 +6,7 @@ All is drawn from a `random.Random`, so that a seed, or hypothesis, says it all.
 
 from __future__ import annotations
 
+import functools
 import math
 from random import Random
 from typing import Any, get_args
@@ -65,7 +66,7 @@ class Maker:
         special = _SPECIAL.get(kind)
         if special is not None:
             return special(self)
-        info: Any = inspect.type_info(kind)
+        info = _described(kind)
         fields: dict[str, Any] = {}
         for field in info.fields:
             if not field.required and self.random.random() < 0.5:
@@ -191,6 +192,11 @@ _SPECIAL: dict[type, Any] = {
     m.Spreading: Maker._spreading,
     m.Part: Maker._part,
 }
+
+
+@functools.cache
+def _described(kind: type) -> Any:
+    return inspect.type_info(kind)
 
 
 def numbers_in(reply: Any) -> list[int]:

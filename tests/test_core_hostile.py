@@ -16,7 +16,7 @@ from paceline.core import codec
 from paceline.core import messages as m
 from paceline.core import tree as trees
 from paceline.core.arithmetic import add_values
-from paceline.core.container_state import NUMBERS, ContainerState
+from paceline.core.container_state import EPOCH_BITS, FUTURE, NUMBERS, ContainerState
 from paceline.core.errors import ProtocolError, SchemaError
 from paceline.server.service import stored
 
@@ -183,16 +183,20 @@ def test_nobody_takes_a_negative_number_of_items(least: int, most: int) -> None:
         m.decode_request(m.encode(m.Dequeue("q", least, most, 0.0)))
 
 
-@pytest.mark.parametrize("number", [0, -1, NUMBERS, (1 << 64) - 1])
-def test_a_reset_of_a_number_that_no_key_can_have_is_refused(number: int) -> None:
-    state = ContainerState(epoch=1)
-    with pytest.raises(SchemaError, match=rf"^no reset has the number {number}; they are 1 to 9+$"):
-        state.reset(["c"], "", number)
-    assert state.generation("c") == 0
-    assert state.reset(["c"], "", NUMBERS - 1) == NUMBERS - 1
-    with pytest.raises(SchemaError, match=rf"^no reset has the number {NUMBERS};"):
-        state.reset(["c"], "")
-    assert state.generation("c") == NUMBERS - 1
+@pytest.mark.parametrize("epoch", [1, 1 << 31, 1 << 62])
+def test_a_reset_of_a_number_that_none_can_have_is_refused_and_holds_up_no_other(
+    epoch: int,
+) -> None:
+    most = min(NUMBERS, (epoch + FUTURE) << EPOCH_BITS)
+    for number in (0, -1, most, NUMBERS, (1 << 64) - 1):
+        state = ContainerState(epoch)
+        said = rf"^no reset has the number {number}; they are 1 to {most - 1}$"
+        with pytest.raises(SchemaError, match=said):
+            state.reset(["c"], "", number)
+        assert state.generation("c") == 0
+    assert state.reset(["c"], "", most - 1) == most - 1
+    if most < NUMBERS:
+        assert state.reset(["c"], "") == most
 
 
 def test_what_is_no_frame_is_shown_from_where_it_begins() -> None:

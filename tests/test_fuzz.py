@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from crowd import Crowd, Inbox, run
+from fuzz.frames import harmed, recorded, taken_apart
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import KINDS, Maker
@@ -55,24 +56,15 @@ def test_a_request_of_each_type_arrives_as_it_was_sent(kind: type) -> None:
         assert m.encode(found) == data
 
 
-def harmed(data: bytes, random: Random) -> bytes:
-    """The same with some bytes changed, cut out, doubled, or put elsewhere."""
-    made = bytearray(data)
-    for _ in range(1 + random.randrange(4)):
-        at, size = random.randrange(len(made) + 1), random.randrange(8)
-        some = made[at : at + size]
-        match random.randrange(5):
-            case 0 if made:
-                made[at % len(made)] ^= 1 << random.randrange(8)
-            case 1:
-                del made[at:]
-            case 2:
-                made[at:at] = some
-            case 3:
-                del made[at : at + size]
-            case _:
-                made[at:at] = random.randbytes(size)
-    return bytes(made)
+def test_the_corpus_has_frames_of_every_message_as_they_are_now() -> None:
+    corpus = recorded()
+    assert corpus.keys() == {kind.__name__ for kind in KINDS}, "python -m fuzz.frames records anew"
+    for name, frames in corpus.items():
+        for data in frames:
+            found = taken_apart(data)
+            request = m.decode_request(found.header)
+            assert type(request).__name__ == name
+            assert m.encode(request) == found.header
 
 
 @settings(max_examples=300)

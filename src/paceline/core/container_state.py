@@ -20,6 +20,9 @@ EPOCH_BITS = 20
 NUMBERS = 10**18
 """Below it are the numbers of resets: keys have as many digits, and messages 64 bits."""
 
+FUTURE = 10 * 366 * 86400
+"""Seconds that the epoch of another server may be ahead: what tells of a later reset is a lie."""
+
 CONTAINERS = 4096
 """How many may have been reset by name since all of them were."""
 
@@ -48,6 +51,7 @@ class ContainerState:
 
     def __init__(self, epoch: int = 0) -> None:
         self.latest = epoch << EPOCH_BITS
+        self._most = min(NUMBERS, (epoch + FUTURE) << EPOCH_BITS)
         self.made: dict[tuple[str, str], Made] = {}
         self._all = Reset()
         self._of: dict[str, Reset] = {}
@@ -59,10 +63,12 @@ class ContainerState:
             SchemaError: one can be no container, too many were reset by name, or no reset can have
                 that number.
         """
+        # Its own count goes on above any that it was told.
+        most = NUMBERS if number is None else self._most
         if number is None:
             number = self.latest + 1
-        if not 0 < number < NUMBERS:
-            raise SchemaError(f"no reset has the number {number}; they are 1 to {NUMBERS - 1}")
+        if not 0 < number < most:
+            raise SchemaError(f"no reset has the number {number}; they are 1 to {most - 1}")
         known = None if containers is None else {checked_container(each) for each in containers}
         many = len(self._of.keys() | (known or ()))
         if many > CONTAINERS:
