@@ -2,6 +2,7 @@
 # make test      run the tests of the core and of torch
 # make test-all  run every test, the slow and those of JAX, Keras and TensorFlow too
 # make chaos     kill, stop and cut, FAULTS=500 times, and check after each; SEED=0 draws the same again
+# make fuzz      send a million broken frames to servers at work; ARGS="--frames 20000 --seed 7"
 # make questions run the programs that answer the questions of docs/between-graph.md
 # make docs      build the documentation into build/docs; a broken link is an error
 # make bench     measure, each figure beside its limit; ARGS="call small --quick" chooses
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Workers are fresh interpreters: without bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo questions test test-heavy test-all chaos docs bench check static format-check lint types architecture format clean
+.PHONY: help demo questions test test-heavy test-all chaos fuzz docs bench check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
 help:
@@ -48,6 +49,9 @@ test-all: test test-heavy
 
 chaos: $(VENV)/test.stamp
 	@$(BIN)/python tests/campaign.py $(FAULTS) $(SEED)
+
+fuzz: $(VENV)/test.stamp
+	@PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
 docs: $(VENV)/docs.stamp
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
