@@ -9,6 +9,8 @@ import pytest
 from wires import SECRET, serve
 
 from paceline.core import messages as m
+from paceline.core import names
+from paceline.core.errors import UnknownName
 from paceline.core.round import Round
 from paceline.core.tree import flatten
 from paceline.server import loop
@@ -78,6 +80,35 @@ def test_runs_in_lockstep_that_have_ended_are_forgotten() -> None:
     assert len(policy.memory()["versions"]) == 1
     gc.collect()
     assert sum(type(each) is Round for each in gc.get_objects()) <= REMEMBERED + 1
+    server.close()
+
+
+def test_a_collection_that_makers_return_to_is_made_again_after_a_reset_and_a_mistake() -> None:
+    server = LocalServer(waits=False)
+    chief = Session(channel=server.connect())
+    makers = ["worker:0"]
+    wrong = m.OpenCollection("c", "nobody", 1, 0, 1, 1 << 20, makers=makers)
+    for _ in range(2):
+        with pytest.raises(UnknownName, match=r"^no variable 'nobody'"):
+            chief.connection.call(wrong)
+    right = m.OpenCollection("c", None, 1, 0, 1, 1 << 20, makers=makers)
+    chief.connection.call(right)
+    for _ in range(2):
+        with pytest.raises(UnknownName, match=r"^no variable 'nobody'"):
+            chief.connection.call(wrong)
+    assert not chief.connection.call(m.CollectionStats("c")).content["stored"]
+    number = chief.connection.call(m.Reset([""])).content
+    named = names.key("c", "", number)
+    chief.connection.call(m.OpenCollection(named, None, 2, 0, 2, 1 << 20, makers=makers))
+    chief.connection.call(m.OpenCollection(named, None, 1, 0, 1, 1 << 20, makers=makers))
+    assert chief.connection.call(m.CollectionStats(named)).content["accepted"] == 0
+    for count in range(REMEMBERED + 1):
+        each = names.key(f"c{count}", "", number)
+        chief.connection.call(m.OpenCollection(each, None, 1, 0, 1, 1 << 20, makers=makers))
+        chief.connection.call(m.EndCollection(each))
+    for count in range(REMEMBERED + 1):
+        each = names.key(f"c{count}", "", number)
+        chief.connection.call(m.OpenCollection(each, None, 1, 0, 1, 1 << 20, makers=makers))
     server.close()
 
 

@@ -20,12 +20,12 @@ FRAMES = 1000
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_broken_frames_harm_nobody_but_their_sender(seed: int) -> None:
-    listeners = [UnixListener(f"@paceline-fuzz-{os.getpid()}"), TcpListener("127.0.0.1:0")]
-    targets = [f"unix:{listeners[0].place}", f"tcp:{listeners[1].place}"]
+    beside, far = UnixListener(f"@paceline-fuzz-{os.getpid()}"), TcpListener("127.0.0.1:0")
+    targets = [f"unix:{beside.place}", f"tcp:{far.place}"]
     notes: list[str] = []
     attacker = Attacker(targets, SECRET, seed, 0)
     stop = threading.Event()
-    with serve(*listeners, linger=0.2, on_note=notes.append) as server:
+    with serve(beside, far, linger=0.2, on_note=notes.append) as server:
         with (
             Session(targets[0], secret=SECRET, job="worker") as one,
             Session(targets[1], secret=SECRET, job="worker") as two,

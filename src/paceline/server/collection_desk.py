@@ -75,7 +75,7 @@ class CollectionDesk(Desk):
     def reset(self, gone: Callable[[str], bool]) -> None:
         for name in [name for name in self.states if gone(name)]:
             self._stop(name, self._service.containers.state.was_reset(name))
-            del self.states[name]
+            self._forget(name)
 
     def _collection(self, name: str) -> Schedule:
         found = self.states.get(name)
@@ -98,14 +98,15 @@ class CollectionDesk(Desk):
                 f"collection '{name}': batch_size={request.batch_size} is outside of 1 to"
                 f" capacity={request.capacity}"
             )
+        if request.makers is not None and self._opened.get(name) == request:
+            # A chief that was started again goes on with it.
+            self._service.answer(peer, frame.request, m.Done())
+            return
+        made = self._made(name, request)
         if request.makers is not None:
-            if self._opened.get(name) == request:
-                # A chief that was started again goes on with it.
-                self._service.answer(peer, frame.request, m.Done())
-                return
             self._replace(name)
             self._opened[name], self._to_return[name] = request, set(request.makers)
-        self.states[name] = self._made(name, request)
+        self.states[name] = made
         self._service.containers.made("collection", name, peer)
         self._service.answer(peer, frame.request, m.Done())
 
@@ -128,10 +129,15 @@ class CollectionDesk(Desk):
             queue, request.batch_size, request.turns, current, going, name_of=holder_name
         )
 
+    def _forget(self, name: str) -> None:
+        del self.states[name]
+        self._opened.pop(name, None)
+        self._to_return.pop(name, None)
+
     def _forget_ended(self) -> None:
         ended = [name for name, state in self.states.items() if state.over]
         for name in ended[:-REMEMBERED]:
-            del self.states[name]
+            self._forget(name)
             self._service.containers.state.remove("collection", name)
 
     def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
