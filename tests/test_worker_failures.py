@@ -6,11 +6,13 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +261,81 @@ def test_nothing_outlives_the_chief_not_even_a_stuck_worker(tmp_path: Path, numb
     _, err = chief.communicate(timeout=LIMIT)
     if number == signal.SIGINT:
         assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+SEVERAL = """
+import itertools, sys
+import numpy as np
+import paceline
+
+def items(policy, table):
+    while True:
+        policy.read()
+        yield table.read().tree["b"]
+
+with paceline.Cluster(2, ps=2, transport=sys.argv[1], progress="quiet") as cluster:
+    print(*(line.address for line in cluster.session.lines.all), flush=True)
+    policy = cluster.variable("policy", np.zeros(1 << 18))
+    table = cluster.session.spread("table", {"a": np.zeros(1 << 18), "b": np.ones(1 << 18)})
+    batches = cluster.collect(items, policy, table, batch_size=2)
+    for batch in batches:
+        policy.assign(np.ones(1 << 18))
+        table.assign({"a": np.ones(1 << 18), "b": np.ones(1 << 18)})
+        print("goes on", flush=True)
+"""
+
+
+def memory_of(pids: Iterable[int]) -> set[str]:
+    """The segments that processes have, mapped or open, by their inodes."""
+    found: set[str] = set()
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                if "memfd:paceline" in line:
+                    found.add(line.split()[4])
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    if "memfd:paceline" in os.readlink(entry):
+                        found.add(str(entry.stat().st_ino))
+    return found
+
+
+def listens(address: str) -> bool:
+    """Whether anybody listens there."""
+    carrier, _, place = address.partition(":")
+    if carrier == "unix":
+        return place in Path("/proc/net/unix").read_text()
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what processes hold is seen in /proc")
+@pytest.mark.parametrize("carrier", ["unix", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_nothing_of_several_servers_outlives_a_chief_that_is_killed(
+    tmp_path: Path, carrier: str
+) -> None:
+    chief = script(tmp_path, SEVERAL.replace("sys.argv[1]", repr(carrier)))
+    assert chief.stdout is not None
+    addresses = chief.stdout.readline().split()
+    for _ in range(3):
+        assert chief.stdout.readline() == "goes on\n"
+    pids = descendants(chief.pid)
+    segments = memory_of([chief.pid, *pids])
+    # A guard, two servers and two workers; both servers have memory.
+    assert (len(pids), len(addresses)) == (5, 2)
+    assert len(segments) >= 2
+    assert all(map(listens, addresses))
+    chief.kill()
+    chief.wait(LIMIT)
+    until(lambda: not any(map(runs, pids)), within=2)
+    assert not any(map(listens, addresses))
+    everybody = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    assert not memory_of(everybody) & segments
+    chief.communicate()
 
 
 # Ctrl-C and close
