@@ -81,9 +81,9 @@ class Server(Closing):
         if not known:
             raise Refused(f"the server {self.task} has an empty secret")
         self._tls = found(tls, self.cluster.tls)
-        over = {"tls": self._tls} if address.transport == "tcp" else {}
+        carrier = transport(address.transport)
         try:
-            listener = transport(address.transport).listen(address.place, **over)
+            listener = carrier.listen(address.place, **carrier.options(self._tls))
         except Refused as e:
             raise _in_use(self.task, address, e) from e
         self.target = f"{address.transport}:{listener.place}"

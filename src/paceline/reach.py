@@ -303,12 +303,9 @@ def _reach(
 
 
 def _called(address: Address, secret: bytes, tls: Tls | None, timeout: float | None) -> Connection:
-    """A connection that has proved the secret. What stays on this host is not encrypted."""
+    """A connection that has proved the secret."""
     carrier = transport(address.transport)
-    if tls is not None and address.transport == "tcp":
-        channel = carrier.connect(address.place, secret, timeout, tls)
-    else:
-        channel = carrier.connect(address.place, secret, timeout)
+    channel = carrier.connect(address.place, secret, timeout, **carrier.options(tls))
     return Connection(channel, carrier.arena(), str(address))
 
 

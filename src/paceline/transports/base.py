@@ -319,11 +319,19 @@ class Address:
 
 @dataclass(slots=True)
 class Transport:
-    """One way to move frames: how to reach a server."""
+    """One way to move frames: how to reach a server.
+
+    `encrypts`: whether what goes over it can leave the host, so that it takes `tls=`.
+    """
 
     connect: Callable[..., Channel]
     arena: Callable[[], Arena]
     listen: Callable[..., Any] = field(repr=False)
+    encrypts: bool = False
+
+    def options(self, tls: object) -> dict[str, Any]:
+        """What to connect and listen with, where a cluster is encrypted with that."""
+        return {"tls": tls} if self.encrypts else {}
 
 
 def transport(name: str) -> Transport:

@@ -149,4 +149,4 @@ def _bound(place: str) -> socket.socket:
     return sock
 
 
-TRANSPORT = Transport(connect=lasting, arena=HeapArena, listen=TcpListener)
+TRANSPORT = Transport(connect=lasting, arena=HeapArena, listen=TcpListener, encrypts=True)
