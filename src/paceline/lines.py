@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from paceline.connection import Connection
 from paceline.core import messages as m
@@ -16,6 +16,8 @@ from paceline.core.clock import left
 from paceline.core.errors import Disconnected, PacelineError, TimedOut, UnknownName
 from paceline.core.spec import Task
 from paceline.placement import Setter
+
+R = TypeVar("R")
 
 Anew: TypeAlias = Callable[[str, float | None, threading.Event], Connection]
 """Joins again at a task, within so many seconds or until it is given up."""
@@ -28,7 +30,7 @@ class Lines:
     """A session's lines: one to each server, or a single one.
 
     `first` goes to the server that knows where names are at home. Where `anew` can join again at a
-    task, a line whose server has ended is replaced when it is asked for by `line` or `mend`.
+    task, a line whose server has ended is replaced when it is asked for by `line` or `mending`.
     """
 
     def __init__(
@@ -227,19 +229,34 @@ class Lines:
                     self.line(task, AGAIN)
         return self.all
 
-    def mend(
-        self, used: Mapping[str, Connection], error: Disconnected, timeout: float | None
-    ) -> None:
-        """Replace those of the lines used that have ended; raises what `line` raises.
+    def mending(
+        self,
+        attempt: Callable[[], R],
+        tasks: Callable[[], Iterable[str]],
+        what: str,
+        timeout: float | None,
+        began: float,
+    ) -> R:
+        """What an attempt gives; another is made when the lines to those tasks had to be replaced.
 
-        Where none has, or none can be replaced, `error` is raised.
+        Where none had ended, or none can be replaced, the attempt's own error is raised.
+
+        Raises:
+            TimedOut: `timeout` seconds after it `began` there is no other line; it names `what`.
         """
-        began = time.monotonic()
-        gone = [task for task, line in used.items() if not line.alive() and not line.forked]
-        if not gone or self._anew is None or self._ending.is_set():
-            raise error
-        for task in gone:
-            self.line(task, left(timeout, began))
+        while True:
+            used = self.now(tasks())
+            try:
+                return attempt()
+            except Disconnected:
+                # Meanwhile they may be other tasks, and others may have replaced lines.
+                pairs = [*used.items(), *self.now(tasks()).items()]
+                gone = [task for task, line in pairs if not line.alive() and not line.forked]
+                if not gone or self._anew is None or self._ending.is_set():
+                    raise
+            with waited_for(what):
+                for task in gone:
+                    self.line(task, left(timeout, began))
 
     def end(self) -> None:
         """From now on no line is replaced; whoever waits for one gets what is there."""
@@ -263,6 +280,15 @@ class Lines:
             except PacelineError as e:
                 raise type(e)(f"device: the {kind} '{name}': {e}") from e
         return wanted or next(iter(self._by_task), "")
+
+
+@contextmanager
+def waited_for(what: str) -> Iterator[None]:
+    """Begin the message of a TimedOut with what was asked."""
+    try:
+        yield
+    except TimedOut as e:
+        raise TimedOut(f"{what}: {e}") from e
 
 
 def account(cause: str) -> Account:

@@ -7,8 +7,8 @@ home, which keeps that version until the reader has fetched the parts that the o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from paceline.core.row_pieces import cuts, joined
 from paceline.core.rows import Table, checked_indices, table
 from paceline.core.tree import Array, Flat, check
 from paceline.core.versions import count_of
-from paceline.lines import Lines
+from paceline.lines import Lines, waited_for
 from paceline.packing import pack, taken
 from paceline.pending import Pending, limited
 from paceline.shares import Share, fetched, gathered, row_shares
@@ -100,24 +100,22 @@ class Spread:
         self, indices: Any, leaf: str | None, what: str, timeout: float | None
     ) -> tuple[int, Any]:
         places, began = checked_indices(indices, what), time.monotonic()
-        while True:
-            used = self._lines.now(self._tasks)
-            try:
-                home, plan = self._home(what, left(timeout, began))
-                used = self._lines.now([task for task, _ in plan.parts])
-                wanted = _chosen(plan, leaf, places, what)
-                parts = cuts(plan, wanted, places.reshape(-1))
-                version, found, lost = gathered(home, used, self._name, plan, parts)
-            except Disconnected as e:
-                with _said_of(what):
-                    self._lines.mend(used, e, left(timeout, began))
-                continue
-            if not lost:
-                tree = joined(wanted, places.shape, parts, found)
-                del found
-                self.give_back()
-                return version, tree
-            self._wait_for_assign(home, version, what, lost, began, timeout)
+
+        def attempt() -> tuple[int, Any] | None:
+            home, plan = self._home(what, left(timeout, began))
+            used = self._lines.now([task for task, _ in plan.parts])
+            wanted = _chosen(plan, leaf, places, what)
+            parts = cuts(plan, wanted, places.reshape(-1))
+            version, found, lost = gathered(home, used, self._name, plan, parts)
+            if lost:
+                self._wait_for_assign(home, version, what, lost, began, timeout)
+                return None
+            tree = joined(wanted, places.shape, parts, found)
+            del found
+            self.give_back()
+            return version, tree
+
+        return self._tried(attempt, what, timeout, began)
 
     def _written(
         self,
@@ -127,23 +125,23 @@ class Spread:
         timeout: float | None,
     ) -> int:
         began, adding = time.monotonic(), kind != "assign"
-        while True:
-            used = self._lines.now(self._tasks)
-            try:
-                home, plan = self._home(what, left(timeout, began))
-                used = _reached(self._lines, plan, what, left(timeout, began))
-                shares = cut(plan)
-                turn = _begun(home, self._name, kind, left(timeout, began))
-                lost = _staged(used, self._name, plan, turn, shares, what, adding=adding)
-            except Disconnected as e:
-                with _said_of(what):
-                    self._lines.mend(used, e, left(timeout, began))
-                continue
-            if not lost:
-                spare = left(timeout, began)
-                return _committed(home, self._name, turn, shares[0], what, spare, adding=adding)
-            _abandon(home, self._name, turn)
-            self._wait_for_assign(home, turn.version, what, lost, began, timeout)
+
+        def attempt() -> tuple[Connection, m.Staging, Share] | None:
+            home, plan = self._home(what, left(timeout, began))
+            used = _reached(self._lines, plan, what, left(timeout, began))
+            shares = cut(plan)
+            turn = _begun(home, self._name, kind, left(timeout, began))
+            lost = _staged(used, self._name, plan, turn, shares, what, adding=adding)
+            if lost:
+                _abandon(home, self._name, turn)
+                self._wait_for_assign(home, turn.version, what, lost, began, timeout)
+                return None
+            return home, turn, shares[0]
+
+        home, turn, share = self._tried(attempt, what, timeout, began)
+        # It is not tried again: nobody knows whether it was done.
+        spare = left(timeout, began)
+        return _committed(home, self._name, turn, share, what, spare, adding=adding)
 
     @limited
     def fetch(
@@ -151,16 +149,13 @@ class Spread:
     ) -> tuple[int, Any, int]:
         what, began = f"read {quoted(self._name)}", time.monotonic()
         lost = ""
-        while True:
-            used = self._lines.now(self._tasks)
+
+        def attempt() -> tuple[int, Any, int] | None:
+            nonlocal lost, patience, request
             try:
                 home, plan = self._home(what, left(timeout, began))
                 used = self._lines.now([task for task, _ in plan.parts])
                 found = self._read(home, plan, used, replace(request, hold=True), patience)
-            except Disconnected as e:
-                with _said_of(what):
-                    self._lines.mend(used, e, left(timeout, began))
-                continue
             except TimedOut as e:
                 raise TimedOut(f"{e}{lost}") from e
             version, tree, nbytes, lacking = found
@@ -171,6 +166,18 @@ class Spread:
                 raise Disconnected(f"{what}, tag '{request.tag}'{lost}, and nothing brings it back")
             patience = left(timeout, began)
             request = replace(request, newer_than=version, timeout=patience)
+            return None
+
+        return self._tried(attempt, what, timeout, began)
+
+    def _tried(
+        self, attempt: Callable[[], R | None], what: str, timeout: float | None, began: float
+    ) -> R:
+        """What an attempt gives, in the end: made again while it gives nothing, or servers die."""
+        found = None
+        while found is None:
+            found = self._lines.mending(attempt, lambda: self._tasks, what, timeout, began)
+        return found
 
     def call(self, request: m.Request[R]) -> R:
         home, _ = self._home(self._name, 0.0)
@@ -187,7 +194,7 @@ class Spread:
     def _home(self, what: str, timeout: float | None) -> tuple[Connection, m.Spreading]:
         """The line to the home, and how the variable is spread."""
         began = time.monotonic()
-        with _said_of(what):
+        with waited_for(what):
             line = self._lines.line(self._task, timeout)
             known, plan, _ = self._known
             if line is known:
@@ -237,7 +244,7 @@ class Spread:
         timeout: float | None,
     ) -> None:
         """Wait for the version that has what was lost: nothing can be added to the current one."""
-        used, spare = self._lines.now(self._tasks), left(timeout, began)
+        spare = left(timeout, began)
         request = m.Read(self._name, version, spare, hold=True)
         try:
             value, _ = home.exchange(request, timeout=spare)
@@ -245,9 +252,6 @@ class Spread:
         except TimedOut as e:
             waited = time.monotonic() - began
             raise TimedOut(f"{what}, after {waited:.1f} s: {_has_lost(lost, version)}") from e
-        except Disconnected as e:
-            with _said_of(what):
-                self._lines.mend(used, e, left(timeout, began))
 
 
 def initialised(
@@ -261,31 +265,30 @@ def initialised(
     """
     what, began = f"spread {quoted(name)}", time.monotonic()
     shares = [Share(share) for share in spreading.shares(plan, flat, what)]
-    while True:
-        used = lines.now([task for task, _ in plan.parts])
+    tasks = [task for task, _ in plan.parts]
+
+    def attempt() -> tuple[Connection, m.Defined, Buffers] | None:
+        used = _reached(lines, plan, what, left(timeout, began))
+        home = used[tasks[0]]
+        turn = _begun(home, name, "first", 0.0)
+        if turn.stage == 0:
+            spare = left(timeout, began)
+            defined, buffers = home.exchange(m.Await(name, spare), timeout=spare)
+            if defined.spread is None:
+                return None
+            check(flat.layout, defined.spread.layout, f"variable {quoted(name)}")
+            return home, defined, buffers
+        _staged(used, name, plan, turn, shares, what, adding=False)
         try:
-            used = _reached(lines, plan, what, left(timeout, began))
-            home = used[plan.parts[0][0]]
-            turn = _begun(home, name, "first", 0.0)
-            if turn.stage == 0:
-                spare = left(timeout, began)
-                defined, buffers = home.exchange(m.Await(name, spare), timeout=spare)
-                if defined.spread is None:
-                    return None
-                check(flat.layout, defined.spread.layout, f"variable {quoted(name)}")
-                return home, defined, buffers
-            _staged(used, name, plan, turn, shares, what, adding=False)
-            try:
-                with home.interrupts:
-                    head, block = pack(home.arena, shares[0].tree, what)
-                    first = m.CommitFirst(name, head, turn.stage, plan)
-                    return home, *home.exchange(first, [block])
-            except BaseException:
-                _abandon(home, name, turn)
-                raise
-        except Disconnected as e:
-            with _said_of(what):
-                lines.mend(used, e, left(timeout, began))
+            with home.interrupts:
+                head, block = pack(home.arena, shares[0].tree, what)
+                first = m.CommitFirst(name, head, turn.stage, plan)
+                return home, *home.exchange(first, [block])
+        except BaseException:
+            _abandon(home, name, turn)
+            raise
+
+    return lines.mending(attempt, lambda: tasks, what, timeout, began)
 
 
 def _chosen(plan: m.Spreading, leaf: str | None, indices: Array, what: str) -> Table:
@@ -300,7 +303,7 @@ def _reached(
 ) -> dict[str, Connection]:
     """The lines to all parts; where a server has died, once it was started again."""
     began = time.monotonic()
-    with _said_of(what):
+    with waited_for(what):
         return {task: lines.line(task, left(timeout, began)) for task, _ in plan.parts}
 
 
@@ -375,12 +378,3 @@ def _has_lost(tasks: list[str], version: int) -> str:
         f"{' and '.join(tasks)} lost what it had of version {count_of(version)} when it was started"
         " again; the next assign ends the wait"
     )
-
-
-@contextmanager
-def _said_of(what: str) -> Iterator[None]:
-    """Begin the message of a TimedOut with what was asked."""
-    try:
-        yield
-    except TimedOut as e:
-        raise TimedOut(f"{what}: {e}") from e
