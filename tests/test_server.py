@@ -89,6 +89,7 @@ def test_a_session_says_which_server_it_waits_for_again_and_again(
             re.match(f"worker:0 waits for the server ps:1 at {second}: no server at ", said)
             for said in caplog.messages
         )
+        assert all(isinstance(r.args, tuple) and type(r.args[1]) is str for r in caplog.records)
         with Server(spec, job_name="ps", task_index=1):
             opening.outcome().close()
     assert re.match(

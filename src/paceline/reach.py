@@ -51,7 +51,8 @@ class Waiting:
         """Say so, if it is time."""
         if not self.spare:
             self._said, self._next = True, time.monotonic() + SAY_AGAIN
-            _log.warning("%s: %s", self._what, why)
+            # As text: who keeps the record must not keep what an error's frames hold.
+            _log.warning("%s: %s", self._what, str(why))
 
     def over(self) -> None:
         """Say so, if it was said what this waited for."""
