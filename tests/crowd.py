@@ -16,6 +16,7 @@ from paceline.core import messages as m
 from paceline.core.clock import ManualClock
 from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
 from paceline.core.errors import ProtocolError
+from paceline.server.cut_desk import LIMIT
 from paceline.server.lines import Peer
 from paceline.server.loop import DESKS
 from paceline.server.operation_desk import OperationDesk
@@ -79,6 +80,7 @@ class Crowd:
         elif chance < 0.12:
             self.clock.advance(self.random.choice([0.0, 0.01, 1.0, 100.0]))
             self.service.tick()
+            self._catch_up()
         elif chance < 0.2:
             self._do_long()
         else:
@@ -101,6 +103,7 @@ class Crowd:
         self.peers.remove(peer)
         del self.asked[peer]
         self.service.lost(peer)
+        self._catch_up()
 
     def ask(self, peer: Peer, request: Any, buffers: list[bytes]) -> None:
         """A peer sends that."""
@@ -117,15 +120,37 @@ class Crowd:
         except ProtocolError:
             self._heard(peer)
             self.go(peer)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """What came while the server was frozen is carried out, as its loop does it."""
+
+        def feed(peer: Peer, frame: Frame) -> None:
+            try:
+                self.service.feed(peer, frame, kept=True)
+            except ProtocolError:
+                if peer in self.peers:
+                    self._heard(peer)
+                    self.go(peer)
+
+        self.service.freezing.catch_up(feed, self.service.end)
+
+    def _thaw(self) -> None:
+        while self.service.freezing.active:
+            self.clock.advance(LIMIT)
+            self.service.tick()
+            self._catch_up()
 
     def end(self) -> None:
         """Everybody goes; raises if anything is left of them."""
+        self._thaw()
         self._do_long()
         for peer in list(self.peers):
             for number in list(self.asked[peer]):
                 self.ask(peer, m.Cancel(number), [])
                 if peer not in self.peers:
                     break
+        self._thaw()
         self._do_long()
         self._hear()
         for peer, numbers in self.asked.items():

@@ -23,6 +23,7 @@ import numpy as np
 import paceline
 from paceline.core.queue_state import QueueState
 from paceline.core.variable_state import VariableState
+from paceline.server.cut_desk import CutDesk
 from paceline.server.service import Service
 
 WIDE = 20_000
@@ -109,7 +110,7 @@ HANDS: dict[str, tuple[type, str, int]] = {
     "starting": (Service, "_join", 1),
     "assigning": (VariableState, "_commit", 1),
     "enqueueing": (QueueState, "accept", 1),
-    "checkpointing": (VariableState, "read", 2),
+    "checkpointing": (CutDesk, "_fetch", 2),
     "stopping": (Service, "_leave", 1),
 }
 """What a server has in hand when it dies at that moment, and for which time."""

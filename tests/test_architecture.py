@@ -26,8 +26,9 @@ FLOORS: dict[str, int] = {
         1: "transports engines adapters checkpoints metrics functions calling blas spec secret"
         " pending",
         2: "server connection packing placement",
-        3: "requests linked batches lines handles stores rows shares",
-        4: "reach variables spread queues accumulators counters readers barriers operations leaves",
+        3: "requests linked batches lines handles stores rows shares cuts",
+        4: "reach noting variables spread queues accumulators counters readers barriers"
+        " operations leaves",
         5: "replicas resources plans restoring",
         6: "session ps",
         7: "worker",

@@ -18,7 +18,7 @@ from paceline.core import tree as trees
 from paceline.core.arithmetic import add_values
 from paceline.core.container_state import EPOCH_BITS, FUTURE, NUMBERS, ContainerState
 from paceline.core.errors import ProtocolError, SchemaError
-from paceline.server.service import stored
+from paceline.server.frames import stored
 
 DEEP = b"\x91" * 200_000
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from items import marks, run
 
 from paceline.core.errors import Closed, SchemaError
+from paceline.core.facts import QueueFacts
 from paceline.core.messages import RunHead
 from paceline.core.queue_items import Run, items_in
 from paceline.core.queue_orders import ORDERS
@@ -52,6 +53,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.closed = False
         self.owner: dict[int, str | None] = {}
         self.priority: dict[int, int] = {}
+        self.each: dict[int, int] = {}
 
     def in_order(self, waiting: list[int]) -> list[int]:
         if self.order == "priority":
@@ -91,6 +93,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.priority |= {mark: p for part, p in ranked for mark in part}
             self.waiting = self.in_order(self.waiting + marks)
             self.owner |= dict.fromkeys(marks, owner)
+            self.each |= dict.fromkeys(marks, nbytes)
         else:
             assert (self.queue.stored, self.queue.nbytes) == before
 
@@ -156,6 +159,25 @@ class QueueMachine(RuleBasedStateMachine):
         gone = marks(out)
         self.dropped += gone
         self.waiting = [mark for mark in self.waiting if mark not in gone]
+
+    @rule()
+    def is_noted_and_made_again(self) -> None:
+        noted = self.queue.noted()
+        again = QueueState("q", *self.queue.definition)
+        assert again.pristine
+        runs = [
+            run(*piece.head.columns[0], nbytes=self.each[piece.head.columns[0][0]], priority=rank)
+            for piece in noted.pieces()
+            for _, rank in [piece.about]
+        ]
+        assert isinstance(noted.facts, QueueFacts)
+        again.revive(noted.facts, runs)
+        assert again.stats() == self.queue.stats()
+        for _, taken in self.held.values():
+            self.waiting = self.in_order(taken + self.waiting)
+        self.queue, self.held = again, {}
+        # They are nobody's now, and bound nobody.
+        self.owner = dict.fromkeys(self.owner)
 
     @rule(cancel=st.booleans())
     def close(self, cancel: bool) -> None:

@@ -1,8 +1,9 @@
-"""Checkpoints: what variables were, in a folder that is there whole or not at all.
+"""Checkpoints: what a cluster had, in a folder that is there whole or not at all.
 
 A checkpoint is the folder `checkpoint-000007-step-1200`: `manifest.json`, and a safetensors file
-for each variable. The number grows with each that is written, so the highest is the newest. Who
-writes holds a lock on the file `.lock`, which ends with its process.
+for each version of a variable and for each other thing. The number grows with each that is written,
+so the highest is the newest. Who writes holds a lock on the file `.lock`, which ends with its
+process.
 """
 
 from __future__ import annotations
@@ -13,20 +14,29 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from paceline._version import __version__
 from paceline.core import manifest as manifests
 from paceline.core.errors import PacelineError, SchemaError, TimedOut, Unsupported
-from paceline.core.manifest import CounterEntry, FileEntry, Manifest, VariableEntry
+from paceline.core.manifest import (
+    CounterEntry,
+    FileEntry,
+    KeptEntry,
+    Manifest,
+    ThingEntry,
+    VariableEntry,
+)
+from paceline.core.messages import RunHead
 from paceline.core.tree import Tree, build, decoded, flatten
 from paceline.core.versions import epoch_of
 
@@ -39,10 +49,16 @@ except ImportError:
 _log = logging.getLogger("paceline")
 
 MANIFEST = "manifest.json"
+EPOCH = "epoch"
+"""The file that has the last epoch in which anything was brought back."""
+
 WRITING, GOING = ".writing", ".going"
 _NAME = re.compile(r"checkpoint-(\d+)-step-(-?\d+)")
 _PART = 4 << 20
 PAUSE = 0.02
+
+_Piece: TypeAlias = tuple[RunHead, Any, bool]
+"""What a file says of a piece: its head, what else is said, and whether it has a block."""
 
 
 class CheckpointError(PacelineError):
@@ -51,12 +67,32 @@ class CheckpointError(PacelineError):
 
 @dataclass(frozen=True)
 class Saved:
-    """A variable as it is written: one version and its tree, its bound, whether it is spread."""
+    """A variable as it is written: its version and tree, its bound, whether it is spread.
+
+    `kept` are the trees of the other versions that have `tags`.
+    """
 
     version: int
     tree: Tree
     bound: int | None = None
     spread: bool = False
+    tags: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[int, Tree] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something of another kind, as facts and pieces: of each its head, what else is said, bytes.
+
+    What they say is known to `core.facts` and whoever noted it.
+    """
+
+    kind: str
+    name: str
+    facts: bytes
+    heads: list[RunHead]
+    about: list[Any]
+    blocks: list[Any]
 
 
 @dataclass(frozen=True)
@@ -66,23 +102,43 @@ class Checkpoint:
     path: Path
     manifest: Manifest = field(repr=False)
 
-    def read(self, name: str) -> Tree:
-        """The tree of a variable; it owns its memory.
+    def read(self, name: str, version: int | None = None) -> Tree:
+        """The tree of a variable, at an older version if told; it owns its memory.
 
         Raises:
             CheckpointError: its file has changed since.
         """
         entry = self.manifest.variables[name]
+        layout, of = entry.layout(), entry.at(version)
+        with self._said_of(f"variable '{name}'"):
+            arrays = manifests.tensors(layout, self._content(of.file))
+        return build(decoded(layout), manifests.plain_values(layout, of.values), arrays)
+
+    def thing(self, entry: ThingEntry) -> Thing:
+        """What there is of another kind; it owns its memory; raises as `read`."""
+        with self._said_of(f"{entry.kind} '{entry.name}'"):
+            found = manifests.blocks(self._content(entry.file))
+            try:
+                pieces = msgspec.msgpack.decode(found["pieces"], type=list[_Piece])
+                blocks = [found[_block(n)] if has else None for n, (*_, has) in enumerate(pieces)]
+                facts = found["facts"].tobytes()
+            except (msgspec.MsgspecError, KeyError) as e:
+                raise SchemaError(f"{entry.file} has other blocks: {e}") from e
+            heads, about = [head for head, _, _ in pieces], [said for _, said, _ in pieces]
+            return Thing(entry.kind, entry.name, facts, heads, about, blocks)
+
+    def _content(self, file: str) -> Any:
+        content = np.fromfile(self.path / file, np.uint8)
+        if hashlib.sha256(content.data).hexdigest() != self.manifest.files[file].sha256:
+            raise SchemaError(f"{file} has another content than its digest says")
+        return content
+
+    @contextmanager
+    def _said_of(self, what: str) -> Iterator[None]:
         try:
-            content = np.fromfile(self.path / entry.file, np.uint8)
-            if hashlib.sha256(content.data).hexdigest() != self.manifest.files[entry.file].sha256:
-                raise SchemaError(f"{entry.file} has another content than its digest says")
-            layout = entry.layout()
-            arrays = manifests.tensors(layout, content)
+            yield
         except (OSError, SchemaError) as e:
-            raise CheckpointError(f"variable '{name}' of {self.path}: {e}") from e
-        plan, values = decoded(layout), manifests.plain_values(entry)
-        return build(plan, values, arrays)
+            raise CheckpointError(f"{what} of {self.path}: {e}") from e
 
 
 def save(
@@ -91,12 +147,17 @@ def save(
     variables: Mapping[str, Saved],
     *,
     counters: Mapping[str, CounterEntry] = MappingProxyType({}),
+    things: Iterable[Thing] = (),
+    pause: float = 0.0,
+    nbytes: int | None = None,
     keep: int = 5,
     timeout: float = 60.0,
 ) -> Path:
     """Write a checkpoint, then remove all but the `keep` newest; its folder.
 
     Atomic: it is there whole, on the disk, or not at all. What a writer that died left is removed.
+    Variables and things are asked for one by one, each when its turn comes. `nbytes` are those of
+    all variables, where that is known without asking.
 
     Raises:
         CheckpointError: it cannot be written, the message says how much it takes; those that were
@@ -104,25 +165,34 @@ def save(
         TimedOut: for `timeout` seconds another process was writing there.
     """
     root = Path(folder)
-    needed = sum(flatten(each.tree).nbytes for each in variables.values())
+    if nbytes is None:
+        nbytes = sum(flatten(each.tree).nbytes for each in variables.values())
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root, timeout):
-            return _saved(root, step, variables, counters, keep)
+            return _saved(root, step, variables, Others(counters, things, pause), keep)
     except TimedOut:
         raise
     except OSError as e:
         raise CheckpointError(
             f"checkpoint of step {step} in {root}: {e}; its {len(variables)} variables take"
-            f" {needed} bytes; what was there is as it was"
+            f" {nbytes} bytes; what was there is as it was"
         ) from e
+
+
+class Others(NamedTuple):
+    """What a checkpoint has beside variables, and how long servers were frozen for it."""
+
+    counters: Mapping[str, CounterEntry]
+    things: Iterable[Thing]
+    pause: float
 
 
 def _saved(
     root: Path,
     step: int,
     variables: Mapping[str, Saved],
-    counters: Mapping[str, CounterEntry],
+    others: Others,
     keep: int,
 ) -> Path:
     for leftover in (*root.glob(WRITING), *root.glob(f"{GOING}-*")):
@@ -135,7 +205,7 @@ def _saved(
     made = root / WRITING
     try:
         made.mkdir()
-        _write(made, step, variables, counters)
+        _write(made, step, variables, others)
         made.rename(path)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -168,6 +238,32 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     return None
 
 
+def new_epoch(folder: Path, least: int = 0) -> int:
+    """An epoch that was never given out here before, `least` or more, noted on the disk.
+
+    Where nothing can be written, as in a folder of somebody else's, it is not noted.
+    """
+    epoch = max(least, last_epoch(folder) + 1)
+    made = folder / f".{EPOCH}-{os.getpid()}"
+    try:
+        with made.open("x") as file:
+            file.write(f"{epoch}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        made.rename(folder / EPOCH)
+        _synced(folder)
+    except OSError as e:
+        _log.warning("epoch %d is not noted in %s: %s", epoch, folder, e)
+    return epoch
+
+
+def last_epoch(folder: Path) -> int:
+    """The last that was given out here; -1 if none was."""
+    with suppress(OSError, ValueError):
+        return int((folder / EPOCH).read_text())
+    return -1
+
+
 def checked_folder(folder: Any, what: str = "checkpoint") -> str:
     """`folder`, if it can be the path of one.
 
@@ -188,32 +284,52 @@ def found(root: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in named if match)
 
 
-def _write(
-    made: Path, step: int, variables: Mapping[str, Saved], counters: Mapping[str, CounterEntry]
-) -> None:
+def _write(made: Path, step: int, variables: Mapping[str, Saved], others: Others) -> None:
     files: dict[str, FileEntry] = {}
     entries: dict[str, VariableEntry] = {}
-    for place, (name, saved) in enumerate(variables.items()):
-        file = f"variable-{place:04d}.safetensors"
-        flat = flatten(saved.tree)
+    things: list[ThingEntry] = []
+
+    def write(tree: Tree, file: str) -> KeptEntry:
+        flat = flatten(tree)
         head, order = manifests.tensor_header(flat.layout)
-        parts = [head, *(_bytes(flat.arrays[i]) for i in order)]
-        files[file] = _stored(made / file, parts)
-        structure, leaves = manifests.described(flat.layout)
+        files[file] = _stored(made / file, [head, *(_bytes(flat.arrays[i]) for i in order)])
+        return KeptEntry(-1, manifests.spelled(flat.layout, flat.values), file)
+
+    for place, (name, saved) in enumerate(variables.items()):
+        structure, leaves = manifests.described(flatten(saved.tree).layout)
+        of = write(saved.tree, f"variable-{place:04d}.safetensors")
+        kept = [
+            replace(write(tree, f"variable-{place:04d}-{n:04d}.safetensors"), version=version)
+            for n, (version, tree) in enumerate(saved.kept.items())
+        ]
         entries[name] = VariableEntry(
-            saved.version,
-            epoch_of(saved.version),
-            saved.bound,
-            structure,
-            leaves,
-            manifests.spelled(flat.layout, flat.values),
-            file,
-            saved.spread,
-        )
-    now = time.time()
-    told = Manifest(manifests.FORMAT, __version__, step, now, files, entries, dict(counters))
+            saved.version, epoch_of(saved.version), saved.bound, structure, leaves,
+            of.values, of.file, saved.spread, dict(saved.tags), kept,
+        )  # fmt: skip
+    for place, thing in enumerate(others.things):
+        file = f"{thing.kind}-{place:04d}.safetensors"
+        files[file] = _stored(made / file, _parts(thing))
+        things.append(ThingEntry(thing.kind, thing.name, file))
+    told = Manifest(
+        manifests.FORMAT, __version__, step, time.time(), files, entries,
+        dict(others.counters), things, others.pause,
+    )  # fmt: skip
     _stored(made / MANIFEST, [msgspec.json.format(msgspec.json.encode(told))])
     _synced(made)
+
+
+def _parts(thing: Thing) -> list[Any]:
+    """What the file of a thing consists of."""
+    pieces = zip(thing.heads, thing.about, thing.blocks, strict=True)
+    told = msgspec.msgpack.encode([(head, about, b is not None) for head, about, b in pieces])
+    parts = {"facts": thing.facts, "pieces": told}
+    parts |= {_block(n): block for n, block in enumerate(thing.blocks) if block is not None}
+    sizes = {name: memoryview(part).nbytes for name, part in parts.items()}
+    return [manifests.blocks_header(sizes), *parts.values()]
+
+
+def _block(n: int) -> str:
+    return f"piece-{n:06d}"
 
 
 def _bytes(array: Any) -> Any:

@@ -14,7 +14,6 @@ from paceline import checkpoints
 from paceline.checkpoints import Checkpoint, CheckpointError
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import Closed, PacelineError
-from paceline.core.manifest import CounterEntry
 from paceline.core.numbers import whole
 from paceline.restoring import Restoring
 from paceline.session import Session
@@ -31,7 +30,7 @@ LAUNCHES = "launches"
 class Keeper:
     """Saves what a cluster shares into a folder, and brings it back.
 
-    What is saved are the variables and counters of the default container. It is saved every `every`
+    What is saved is the default container. It is saved every `every`
     seconds, within `TICK` once there is another variable than in the last checkpoint, and when
     `save` is called. `launch` is how often a cluster was launched with this folder before.
 
@@ -57,9 +56,10 @@ class Keeper:
 
     @property
     def least_epoch(self) -> int:
-        """An epoch above all those in the checkpoint that this begins with."""
+        """An epoch above all those that the folder and the checkpoint know of."""
         entries = [] if self.restored is None else self.restored.manifest.variables.values()
-        return max((entry.epoch for entry in entries), default=-1) + 1
+        known = [entry.epoch for entry in entries]
+        return max([checkpoints.last_epoch(self.folder), *known]) + 1
 
     @property
     def step(self) -> int:
@@ -77,9 +77,6 @@ class Keeper:
         if found is None:
             return
         self._restoring.restore(found)
-        for name, entry in found.manifest.counters.items():
-            made = session.counter(name, entry.start)
-            made.add(entry.value - entry.start)
         self._saved = set(found.manifest.variables)
         _log.info("resumed from step %d, %s", self.step, found.path)
 
@@ -108,12 +105,8 @@ class Keeper:
         assert self._session is not None
         assert self._restoring is not None
         with self._saving:
-            began, step = time.monotonic(), self._steps()
-            variables = self._restoring.saved()
-            counters = _counters(self._session.resources())
-            path = checkpoints.save(
-                self.folder, step, variables, counters=counters, keep=self._keep
-            )
+            began = time.monotonic()
+            path, variables = self._restoring.save(self.folder, self._steps(), self._keep)
             self._saved, self._at = set(variables), began
         return path
 
@@ -154,15 +147,6 @@ def _names(there: Mapping[str, Any], kind: str) -> list[str]:
     """What there is of that kind in the default container."""
     shared = there["shared"]
     return [each["name"] for each in shared if each["kind"] == kind and not each["container"]]
-
-
-def _counters(there: Mapping[str, Any]) -> dict[str, CounterEntry]:
-    counters = there.get("counters", {})
-    return {
-        name: CounterEntry(counters[name]["start"], counters[name]["value"])
-        for name in _names(there, "counter")
-        if name in counters
-    }
 
 
 def _launched(folder: Path) -> int:

@@ -45,6 +45,8 @@ class Lines:
         for each in self.all:
             each.conduct = self.conduct
         self._anew = anew
+        self.mended = False
+        """Whether a server has ended and was joined again."""
         self._ending = threading.Event()
         self._joining = {task: threading.Lock() for task in self._by_task}
         self.container = ""
@@ -205,7 +207,7 @@ class Lines:
                 return self._by_task[task]
             made = self._anew(task, left(timeout, began), self._ending)
             made.conduct = self.conduct
-            self._by_task[task] = made
+            self._by_task[task], self.mended = made, True
             self.operations = {
                 asked: line for asked, line in self.operations.items() if line is not found
             }

@@ -1,19 +1,23 @@
-"""The variables of a session's container, into checkpoints and back."""
+"""What a session's container has, into checkpoints and back."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline import checkpoints
-from paceline.checkpoints import Checkpoint, Saved, checked_folder
+from paceline.checkpoints import Checkpoint, checked_folder
 from paceline.core.errors import SchemaError, TimedOut
 from paceline.core.names import key, label, parts
 from paceline.core.numbers import int64, whole
+from paceline.core.tree import decoded
+from paceline.cuts import cut, told
+from paceline.lines import Lines
+from paceline.noting import Bringing, Variables, counters, things
 from paceline.pending import within
 
 _log = logging.getLogger("paceline")
@@ -27,6 +31,8 @@ class Sharing(Protocol):
 
     task: str
 
+    @property
+    def lines(self) -> Lines: ...
     def key(self, name: str) -> str: ...
     def container(self, name: str) -> AbstractContextManager[None]: ...
     def resources(self) -> dict[str, Any]: ...
@@ -38,8 +44,18 @@ class Sharing(Protocol):
     def spread(self) -> Callable[..., Any]: ...
 
 
+class Written(NamedTuple):
+    """A checkpoint that was written: its folder, and the variables that it has."""
+
+    path: Path
+    variables: list[str]
+
+
 class Restoring:
-    """Brings back what is not there, or not all of it, and has `init` make the rest."""
+    """Saves a container; brings back what is not there of it, and has `init` make the rest.
+
+    Counters of the names in `later` are made by somebody else.
+    """
 
     def __init__(
         self, session: Sharing, init: Callable[[Any], object] | Mapping[str, Any] | None = None
@@ -47,68 +63,123 @@ class Restoring:
         self._session = session
         self._init = init
         self.container = ""
+        self.later: Collection[str] = ()
 
-    def saved(self) -> dict[str, Saved]:
-        """Of every variable one version, each as it is when its turn comes."""
-        found = {}
-        spread = self._spread()
-        with self._session.container(self.container):
-            for name in self._variables():
-                variable = within(None, self._session.variable, name, timeout=0.0)
-                snapshot, bound = variable.read(), variable.memory()["bound"]
-                found[name] = Saved(snapshot.version, snapshot.tree, bound, name in spread)
-        return found
+    def save(self, folder: str | os.PathLike[str], step: int, keep: int) -> Written:
+        """Write all that there is at one moment into a new checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be written; those that were there still are.
+            TimedOut: not all is whole, or no moment could be had, or another process writes there.
+        """
+        session = self._session
+        with session.container(self.container):
+            # What a reset has removed may not be gone from every server yet.
+            generation = parts(session.key("variables")).generation
+        with cut(session.lines.again(), self.container) as taken:
+            there = [each for each in taken.entries if parts(each.key).generation >= generation]
+            variables = Variables(session.lines, taken, there)
+            path = checkpoints.save(
+                folder,
+                step,
+                variables,
+                counters=counters(taken, there),
+                things=things(taken, there),
+                pause=taken.pause,
+                nbytes=variables.nbytes,
+                keep=keep,
+            )
+            _log.info("%s: saved %s; requests waited %.2g s", session.task, path, taken.pause)
+            return Written(path, list(variables))
 
     def restore(self, found: Checkpoint | None, *, anew: bool = False) -> None:
         """Bring back what is missing; `anew`: all that was saved, whatever there is.
+
+        What queues hold, and the like, comes back where no server has been saved yet nor had
+        anything restored, for then the whole cluster was started again; or `anew`.
 
         Raises:
             SchemaError: what was saved differs from what is there; the message names the leaf.
             CheckpointError: the checkpoint is not what it was.
         """
         with self._session.container(self.container):
-            self._restore(found, anew=anew)
+            if found is None:
+                self._initialise({})
+            else:
+                self._restore(found, anew=anew)
 
-    def _restore(self, found: Checkpoint | None, *, anew: bool) -> None:
-        session = self._session
-        saved = {} if found is None else found.manifest.variables
+    def _restore(self, found: Checkpoint, *, anew: bool) -> None:
+        session, saved = self._session, found.manifest.variables
+        fresh, epoch = told(session.lines.again(), self.container)
+        bringing = Bringing(found, _epoch(found, epoch + 1))
+        whole = anew or (fresh and not session.lines.mended)
         missing = session.uninitialized(saved)
         torn = [name for name in saved if name not in missing] if anew else self._torn(saved)
         for name in torn:
             self._assign(found, name)
         homes = session.resources()["homes"]
         at_home = [n for n in missing if f"variable {label(key(n, self.container))}" in homes]
-        for name in at_home:
-            # Where it was it can be made at once: nobody sees what `init` would make first.
-            self._make(found, name)
-        if callable(self._init):
-            self._init(session)
-        elif self._init is not None:
-            for name, value in self._init.items():
-                if name not in missing:
-                    session.variable(name, value)
-        left = session.uninitialized(missing)
-        for name in missing:
-            if name in left:
-                self._make(found, name)
-            elif name not in at_home:
-                # What `init` has just made has the structure, and maybe the place, that is wanted.
-                self._assign(found, name)
-        if found is not None and (missing or torn):
+        # Where it was it can be made at once: nobody sees what `init` would make first.
+        self._make(bringing, found, at_home)
+        self._initialise(set(missing))
+        # What `init` has just made has the structure, and maybe the place, that is wanted.
+        self._make(bringing, found, [name for name in missing if name not in at_home])
+        self._make_others(bringing, found, whole=whole)
+        if missing or torn:
             _log.info("%s: restored %s from %s", session.task, [*missing, *torn], found.path)
 
-    def _make(self, found: Checkpoint | None, name: str) -> None:
-        assert found is not None
-        saved = found.manifest.variables[name]
-        if saved.spread:
-            self._session.spread(name, found.read(name))
-        else:
-            self._session.variable(name, found.read(name), memory=saved.bound)
+    def _initialise(self, restored: Collection[str]) -> None:
+        if callable(self._init):
+            self._init(self._session)
+        elif self._init is not None:
+            for name, value in self._init.items():
+                if name not in restored:
+                    self._session.variable(name, value)
 
-    def _assign(self, found: Checkpoint | None, name: str) -> None:
-        assert found is not None
+    def _make(self, bringing: Bringing, found: Checkpoint, names: Iterable[str]) -> None:
+        """Make variables, or replace the first value of those that are there."""
+        lines, there = self._session.lines, self._spread()
+        for name in names:
+            saved = found.manifest.variables[name]
+            if saved.spread or name in there:
+                self._make_spread(found, name)
+                continue
+            key = self._session.key(name)
+            bringing.variable(name, key, lines.home("variable", key, nbytes=_nbytes(found, name)))
+        for _, name in bringing.revive(self.container):
+            self._assign(found, name)
+
+    def _make_spread(self, found: Checkpoint, name: str) -> None:
+        """Make a variable over several servers: first the versions that have tags, in order."""
+        saved = found.manifest.variables[name]
+        made = None
+        for version in (*(each.version for each in saved.kept), saved.version):
+            tree = found.read(name, version)
+            if made is None and name in self._session.uninitialized([name]):
+                made = self._session.spread(name, tree)
+            else:
+                self._assign(found, name, version)
+                made = self._session.variable(name)
+            for tag in (tag for tag, tagged in saved.tags.items() if tagged == version):
+                made.tag(tag)
+
+    def _make_others(self, bringing: Bringing, found: Checkpoint, *, whole: bool) -> None:
+        """Make what is no variable, if it is not there, or as it was made."""
+        session = self._session
+        lines = session.lines
+        for name in found.manifest.counters:
+            if name not in self.later:
+                key = session.key(name)
+                bringing.counter(name, key, lines.home("counter", key))
+        for entry in found.manifest.things if whole else ():
+            key = session.key(entry.name)
+            bringing.thing(entry, key, lines.home(entry.kind, key))
+        for (kind, name), why in bringing.revive(self.container).items():
+            _log.info("%s: %s '%s' is not restored: %s", session.task, kind, name, why)
+
+    def _assign(self, found: Checkpoint, name: str, version: int | None = None) -> None:
         try:
-            self._session.variable(name).assign(found.read(name))
+            self._session.variable(name).assign(found.read(name, version))
         except SchemaError as e:
             raise SchemaError(f"restore '{name}' from {found.path}: {e}") from e
 
@@ -124,15 +195,25 @@ class Restoring:
         return torn
 
     def _spread(self) -> set[str]:
-        there = self._session.resources().get("spread", {})
-        return {name for name in self._variables() if label(key(name, self.container)) in there}
-
-    def _variables(self) -> list[str]:
-        return [
+        """The variables of the container that are over several servers."""
+        content = self._session.resources()
+        return {
             each["name"]
-            for each in self._session.resources()["shared"]
-            if each["kind"] == "variable" and each["container"] == self.container
-        ]
+            for each in content["shared"]
+            if each["kind"] == "variable"
+            and each["container"] == self.container
+            and label(key(each["name"], self.container)) in content.get("spread", {})
+        }
+
+
+def _nbytes(found: Checkpoint, name: str) -> int:
+    return sum(size for *_, size in decoded(found.manifest.variables[name].layout()).places)
+
+
+def _epoch(found: Checkpoint, least: int) -> int:
+    """An epoch above `least`, above all that are known to the checkpoint, and to its folder."""
+    known = [entry.epoch for entry in found.manifest.variables.values()]
+    return checkpoints.new_epoch(found.path.parent, max([least, *(each + 1 for each in known)]))
 
 
 class Saving:
@@ -141,27 +222,31 @@ class Saving:
     def save(
         self: Sharing, folder: str | os.PathLike[str], *, step: int = 0, keep: int = 5
     ) -> Path:
-        """Write every variable of this session's container into a new checkpoint; its folder.
+        """Write what this session's container has at one moment into a new checkpoint; its folder.
 
         The checkpoint is there whole, on the disk, or not at all; then all but the `keep` newest in
-        that folder are removed. `step` is noted in it. Of each variable one version is written,
-        also where it is spread; together they are no cut of one moment. Tags, queues, counters,
-        readers and accumulators are not in it.
+        that folder are removed. `step` is noted in it. It has variables, also those that are
+        spread, with their tags, counters, and queues with their items. On all servers requests wait
+        while these take note, for milliseconds, and what was noted is written afterwards: of two
+        things that somebody did one after the other it never has the second alone.
 
         Raises:
             CheckpointError: it cannot be written; those that were there still are.
-            TimedOut: a variable cannot be read whole, or another process is writing there.
+            TimedOut: a variable is not whole, the servers had no time for this, or another process
+                is writing there.
             SchemaError: `folder` is no path, or `step` or `keep` no such number.
         """
         root = checked_folder(folder, "save: folder")
         number, kept = int64(step, "save: step"), whole(keep, "save: keep")
-        return checkpoints.save(root, number, _of(self).saved(), keep=kept)
+        return _of(self).save(root, number, kept).path
 
     def restore(self: Sharing, folder: str | os.PathLike[str]) -> Checkpoint | None:
         """Bring back from the newest good checkpoint what is missing; the checkpoint, if any.
 
         A variable that has a value keeps it, unless it is spread and a server has lost its part.
-        What is brought back has a new version, of the epoch of the server where it is.
+        Counters and queues come back unless they have been used; the items of queues only where no
+        server has anything yet that was saved or restored, for then the whole cluster was started
+        again. What is brought back has versions of a new epoch.
 
         Raises:
             CheckpointError: there are checkpoints and none of them is good.

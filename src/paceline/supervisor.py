@@ -114,6 +114,8 @@ class Supervisor:
 
     def __enter__(self) -> Self:
         self._restoring.container = parts(self.session.key(self._name)).container
+        # It says that all is there, so it comes last.
+        self._restoring.later = (self._name,)
         if not self.is_chief:
             self._step = self._waited()
             return self
@@ -192,9 +194,7 @@ class Supervisor:
             yield number
 
     def save(self) -> None:
-        """Write a checkpoint now: of every variable of the session's container one version.
-
-        Each variable's is whole; together they are no cut of one moment.
+        """Write a checkpoint now, as `Session.save`.
 
         Raises:
             CheckpointError: it cannot be written, or there is no folder; what was saved stays.
@@ -202,9 +202,7 @@ class Supervisor:
         if self._folder is None:
             raise CheckpointError("save: say in which folder: Supervisor(..., checkpoint=)")
         with self._saving:
-            step = self.step.value
-            saved = self._restoring.saved()
-            checkpoints.save(self._folder, step, saved, keep=self._keep)
+            self._restoring.save(self._folder, self.step.value, self._keep)
 
     # Beginning
 

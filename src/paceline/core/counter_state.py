@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core.errors import SchemaError
+from paceline.core.facts import CounterFacts, Noted
 from paceline.core.waiting import NOT_YET, NotYet
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
@@ -43,6 +44,19 @@ class CounterState:
     def reached(self, at_least: int) -> int | NotYet:
         """The value, once it is `at_least` or more."""
         return NOT_YET if self.value < at_least else self.value
+
+    @property
+    def pristine(self) -> bool:
+        """Whether it is as it was made."""
+        return self.value == self.start
+
+    def noted(self) -> Noted:
+        """All that it is."""
+        return Noted(CounterFacts(self.start, self.value))
+
+    def revive(self, facts: CounterFacts) -> None:
+        """Be at what was noted of one that started alike; raises as making one does."""
+        self.value = _int64(facts.value, f"counter '{self.name}'")
 
     def stats(self) -> dict[str, Any]:
         """What it is now, as plain data."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from paceline.core.errors import OutOfMemory, SchemaError, UnknownName
@@ -57,6 +57,25 @@ class KeptVersions:
         self.nbytes += new.nbytes
         if before is not None:
             self._forget(before)
+
+    def noted(self, versions: set[int]) -> list[tuple[int, Stored]]:
+        """Trees that are kept, oldest first; from now on nobody writes to one."""
+        found = [(version, self._stored[version]) for version in sorted(versions)]
+        for _, tree in found:
+            tree.own = False
+        return found
+
+    def revive(self, current: int, trees: Mapping[int, Stored], tags: Mapping[str, int]) -> None:
+        """Keep these besides what is held, under these tags, and let one be the current one."""
+        for version, tree in trees.items():
+            if version != current:
+                self._stored[version] = tree
+                self.nbytes += tree.nbytes
+        self.replace(current, trees[current])
+        for tag, version in tags.items():
+            self.tag(tag, version)
+        for version in trees:
+            self._forget(version)
 
     def alone(self) -> bool:
         """Whether the current version is kept only because it is that."""

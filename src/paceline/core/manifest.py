@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 from paceline.core.errors import SchemaError
 from paceline.core.tree import decoded, encoded, paths
 
-FORMAT = 2
-READABLE = (1, FORMAT)
+FORMAT = 3
+READABLE = (1, 2, FORMAT)
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,8 +24,18 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
+class KeptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An older version of a variable, which tags name."""
+
+    version: int
+    values: list[Any]
+    file: str
+
+
 class VariableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A variable at one version; its arrays are in `file`, under `tensor_names`.
+
+    `kept` are the other versions that `tags` name, of the same layout.
 
     `structure` and `leaves` are its layout, `values` the plain leaves in order: bytes in base64,
     and as text the floats that JSON does not have.
@@ -38,6 +49,14 @@ class VariableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: list[Any]
     file: str
     spread: bool = False
+    tags: dict[str, int] = {}
+    kept: list[KeptEntry] = []
+
+    def at(self, version: int | None) -> VariableEntry | KeptEntry:
+        """What is there of a version, of the current one for `None`."""
+        if version is None or version == self.version:
+            return self
+        return next(each for each in self.kept if each.version == version)
 
     def layout(self) -> bytes:
         """The layout as it travels; raises `SchemaError` if it is none."""
@@ -56,10 +75,18 @@ class CounterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: int
 
 
+class ThingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something of another kind: its facts, heads and pieces are in `file`, as bytes."""
+
+    kind: str
+    name: str
+    file: str
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint: `time` is of the clock, in seconds since 1970; `files` are all there are.
 
-    Other kinds of resources get fields of their own beside `variables`, and `format` a new number.
+    `pause` are the seconds for which the servers were frozen for it.
     """
 
     format: int
@@ -69,6 +96,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, FileEntry]
     variables: dict[str, VariableEntry]
     counters: dict[str, CounterEntry] = {}
+    things: list[ThingEntry] = []
+    pause: float = 0.0
 
 
 class _Numbered(msgspec.Struct, frozen=True):
@@ -95,17 +124,27 @@ def parse(text: bytes) -> Manifest:
     for name in found.files:
         if "/" in name or "\\" in name or name.startswith("."):
             raise SchemaError(f"its manifest names the file {name!r}, which is not beside it")
+    for thing in found.things:
+        _listed(found, f"{thing.kind} '{thing.name}'", thing.file)
     for name, entry in found.variables.items():
-        if entry.file not in found.files:
-            raise SchemaError(f"variable '{name}' is in {entry.file!r}, which it does not list")
         plain = [kind for kind, shape in decoded(entry.layout()).leaves if shape is None]
-        if len(plain) != len(entry.values):
-            raise SchemaError(
-                f"variable '{name}' has {len(plain)} plain leaves and {len(entry.values)} values"
-            )
-        for kind, value in zip(plain, entry.values, strict=True):
-            _value(kind, value)
+        all_: list[VariableEntry | KeptEntry] = [entry, *entry.kept]
+        for each in all_:
+            _listed(found, f"variable '{name}'", each.file)
+            if len(plain) != len(each.values):
+                raise SchemaError(
+                    f"variable '{name}' has {len(plain)} plain leaves and {len(each.values)} values"
+                )
+            for kind, value in zip(plain, each.values, strict=True):
+                _value(kind, value)
+        if not {entry.version, *(each.version for each in entry.kept)} >= {*entry.tags.values()}:
+            raise SchemaError(f"variable '{name}' has tags of versions that are not there")
     return found
+
+
+def _listed(told: Manifest, what: str, file: str) -> None:
+    if file not in told.files:
+        raise SchemaError(f"{what} is in {file!r}, which it does not list")
 
 
 def described(layout: bytes) -> tuple[Any, list[tuple[str, list[int] | None]]]:
@@ -130,10 +169,10 @@ def spelled(layout: bytes, values: Any) -> list[Any]:
     return made
 
 
-def plain_values(entry: VariableEntry) -> list[Any]:
-    """The plain leaves of an entry, as they were."""
-    kinds = [kind for kind, shape in decoded(entry.layout()).leaves if shape is None]
-    return [_value(kind, value) for kind, value in zip(kinds, entry.values, strict=True)]
+def plain_values(layout: bytes, values: list[Any]) -> list[Any]:
+    """Plain leaves of that layout, as they were."""
+    kinds = [kind for kind, shape in decoded(layout).leaves if shape is None]
+    return [_value(kind, value) for kind, value in zip(kinds, values, strict=True)]
 
 
 _JSON: dict[str, tuple[type, ...]] = {
@@ -225,9 +264,46 @@ def tensor_header(layout: bytes) -> tuple[bytes, list[int]]:
             known or "U8", list(shape if known else (size,)), (offset, offset + size)
         )
         offset += size
+    return _header(entries), order
+
+
+def _header(entries: dict[str, Any]) -> bytes:
     text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, order
+    return len(text).to_bytes(8, "little") + text
+
+
+def blocks_header(sizes: dict[str, int]) -> bytes:
+    """The beginning of a file with blocks of bytes of these names, which follow in order."""
+    ends = list(itertools.accumulate(sizes.values()))
+    return _header(
+        {
+            name: _Tensor("U8", [size], (end - size, end))
+            for (name, size), end in zip(sizes.items(), ends, strict=True)
+        }
+    )
+
+
+def blocks(content: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, Any]:
+    """The blocks of such a file, as views of its content.
+
+    Raises:
+        SchemaError: it is none.
+    """
+    try:
+        start = 8 + int.from_bytes(content[:8].tobytes(), "little")
+        entries = msgspec.json.decode(content[8:start].tobytes(), type=dict[str, _Tensor])
+    except msgspec.MsgspecError as e:
+        raise SchemaError(f"its header is malformed: {e}") from e
+    sizes = {name: entry.shape[0] for name, entry in entries.items() if len(entry.shape) == 1}
+    head = blocks_header(sizes)
+    if head != content[:start].tobytes() or content.nbytes != start + sum(sizes.values()):
+        raise SchemaError("its blocks are not those that its header tells of")
+    made = {}
+    for name, size in sizes.items():
+        made[name] = content[start : start + size]
+        start += size
+    return made
 
 
 def tensors(layout: bytes, content: np.ndarray[Any, np.dtype[np.uint8]]) -> list[Any]:

@@ -69,6 +69,21 @@ class Order(ABC):
     def sift(self, keep: Keep) -> list[Run]:
         """Take out and return the runs for which `keep(run)` is false."""
 
+    @abstractmethod
+    def noted(self, held: list[Run]) -> Callable[[], list[Run]]:
+        """What waits, and what is held as if it came back, in an order to be added in again.
+
+        It is put together when it is called, as it was before that.
+        """
+
+    def draws(self) -> list[int] | None:
+        """How far its draws have got, where they can be made again."""
+        return None
+
+    def go_on(self, draws: list[int]) -> None:
+        """Draw on from there; raises ValueError if draws never get there."""
+        raise ValueError("nothing is drawn in this order")
+
 
 def ordered(definition: Definition) -> Order:
     """An empty order of that kind."""
@@ -110,6 +125,10 @@ class Fifo(Order):
             self._runs = deque(run for run in self._runs if keep(run))
         return out
 
+    def noted(self, held: list[Run]) -> Callable[[], list[Run]]:
+        runs = [*held, *self._runs]
+        return lambda: sorted(runs, key=lambda run: run.number)
+
 
 class Shuffle(Order):
     """Each item that waits is as likely to be the next; what comes back is one of them again.
@@ -119,6 +138,7 @@ class Shuffle(Order):
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = Random(seed)
+        self._seeded = seed is not None
         # A run in which an item is, and its place there: what is not taken is never split.
         self._items: list[tuple[Run, int]] = []
 
@@ -143,6 +163,19 @@ class Shuffle(Order):
         judged = [(item, keep(item[0].part(item[1], 1))) for item in self._items]
         self._items = [item for item, kept in judged if kept]
         return [run.part(at, 1) for (run, at), kept in judged if not kept]
+
+    def noted(self, held: list[Run]) -> Callable[[], list[Run]]:
+        items = [*self._items, *((run, place) for run in held for place in range(run.count))]
+        return lambda: [run.part(at, 1) for run, at in items]
+
+    def draws(self) -> list[int] | None:
+        return list(self._random.getstate()[1]) if self._seeded else None
+
+    def go_on(self, draws: list[int]) -> None:
+        try:
+            self._random.setstate((3, tuple(draws), None))
+        except TypeError as e:
+            raise ValueError(str(e)) from e
 
 
 class Priority(Order):
@@ -175,6 +208,10 @@ class Priority(Order):
         if out:
             self._heap = _entries(run for run in runs if keep(run))
         return out
+
+    def noted(self, held: list[Run]) -> Callable[[], list[Run]]:
+        runs = [*held, *(run for _, _, run in self._heap)]
+        return lambda: sorted(runs, key=lambda run: run.number)
 
 
 def _entry(run: Run) -> tuple[int, int, Run]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.errors import Closed, SchemaError
+from paceline.core.facts import Noted, Piece, QueueFacts
 from paceline.core.queue_items import Run, items_in
 from paceline.core.queue_orders import Definition, Order, ordered
 from paceline.core.waiting import HELD_BACK, NOT_YET, HeldBack, NotYet
@@ -245,6 +246,50 @@ class QueueState:
         if self._closed_at is None:
             self._closed_at = self._tickets
         self._cancelled = self._cancelled or cancel
+
+    @property
+    def pristine(self) -> bool:
+        """Whether nothing has been put in yet, and it is open."""
+        return not self.counters.accepted and not self.closed
+
+    def noted(self) -> Noted:
+        """All that it is: what consumers hold without a receipt counts as come back."""
+        held = [run for _, runs in self._held.values() for run in runs]
+        waiting = self._waiting.noted(held)
+        facts = QueueFacts(
+            self.definition,
+            self.counters.delivered,
+            dict(self.counters.dropped),
+            self.closed,
+            self._waiting.draws(),
+        )
+
+        def pieces() -> list[Piece]:
+            made = []
+            for run in waiting():
+                head, memory = run.content()
+                made.append(Piece(head, (run.producer, run.priority), memory))
+            return made
+
+        return Noted(facts, pieces, self.nbytes)
+
+    def revive(self, facts: QueueFacts, runs: list[Run]) -> None:
+        """Be what was noted of one with this definition; its items belong to no session now.
+
+        Raises:
+            ValueError: no queue can have been so.
+        """
+        if items_in(runs) > self.capacity or sum(run.nbytes for run in runs) > self.capacity_bytes:
+            raise ValueError("it held more than it may")
+        if facts.draws is not None:
+            self._waiting.go_on(facts.draws)
+        self.counters.delivered = facts.delivered
+        self.counters.dropped = Counter(facts.dropped)
+        self.counters.accepted = facts.delivered + sum(facts.dropped.values())
+        self.accept(runs)
+        self._owed.clear()
+        if facts.closed:
+            self.close()
 
     def _held_back(self, runs: list[Run], count: int) -> bool:
         if self.per_producer is None or not runs:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from paceline.core import tree, versions
 from paceline.core.errors import SchemaError
+from paceline.core.facts import Noted, Piece, VariableFacts, tree_piece
 from paceline.core.kept_versions import KeptVersions
 from paceline.core.messages.replies import Spreading
 from paceline.core.names import parts
@@ -156,6 +157,39 @@ class VariableState:
     def at(self, version: int) -> Stored | None:
         """The tree of a version, while it is kept: while it is current, tagged or held."""
         return self.kept.at(version)
+
+    @property
+    def pristine(self) -> bool:
+        """Whether it has its first value, if any, and nobody writes or has tagged it."""
+        written = versions.count_of(self.version) > 1
+        return not (written or self.kept.tags or self._adding or self.spread)
+
+    def noted(self) -> Noted:
+        """Its current version and those that have tags; from now on none of them is changed."""
+        assert self.stored is not None
+        tags = dict(self.kept.tags)
+        found = self.kept.noted({self.version, *tags.values()})
+
+        def pieces() -> list[Piece]:
+            return [tree_piece(each, version, each.stage) for version, each in found]
+
+        facts = VariableFacts(self.kept.bound, self.version, tags, self.spread)
+        nbytes = sum(each.nbytes for _, each in found)
+        return Noted(facts, pieces, nbytes, self.changing)
+
+    def revive(self, current: int, trees: Mapping[int, Stored], tags: Mapping[str, int]) -> None:
+        """Be, if it is `pristine`, what was noted of one of the same structure.
+
+        Raises:
+            SchemaError: it has another structure.
+            ValueError: a tag is of a version that is not there.
+        """
+        if self.stored is not None:
+            self._check("restore", trees[current])
+        if not trees.keys() >= {*tags.values()}:
+            raise ValueError("it has a tag of a version that it does not have")
+        self.stored, self.version = trees[current], current
+        self.kept.revive(current, trees, tags)
 
     def check_write(self, what: str, new: Stored, writer: object) -> None:
         """Whether a write is possible at all, whoever else is to write before it.

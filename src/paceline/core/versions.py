@@ -30,6 +30,11 @@ def count_of(version: V) -> V:
     return version & ((1 << COUNT_BITS) - 1)
 
 
+def moved(version: int, epoch: int) -> int:
+    """The version of the same count in another epoch."""
+    return first(epoch) + count_of(version)
+
+
 def lag(current: int, stamped: int) -> int | None:
     """Versions assigned after `stamped`, never negative; `None` across epochs."""
     if epoch_of(current) != epoch_of(stamped):

@@ -13,9 +13,10 @@ from paceline.core.names import parts
 from paceline.core.tree import check, decoded
 from paceline.core.waiting import NOT_YET
 from paceline.server.adding import LONG_WORK
+from paceline.server.frames import buffer, bytes_of, stored
 from paceline.server.lines import Peer
 from paceline.server.named_desk import NamedDesk
-from paceline.server.service import Handler, Service, at_once, buffer, bytes_of, stored
+from paceline.server.service import Handler, Service, at_once
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Block, Frame
 

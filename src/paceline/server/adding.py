@@ -7,7 +7,8 @@ from collections.abc import Callable
 from paceline.core.arithmetic import add, add_values
 from paceline.core.tree import decoded
 from paceline.core.waiting import Stored
-from paceline.server.service import Service, at_once, bytes_of
+from paceline.server.frames import bytes_of
+from paceline.server.service import Service, at_once
 
 LONG_WORK = 1 << 20
 

@@ -14,7 +14,7 @@ from paceline.server.operation_desk import OperationDesk
 from paceline.server.reader_desk import ReaderDesk
 from paceline.server.service import Service, Work
 from paceline.server.variable_desk import VariableDesk
-from paceline.transports.base import transport
+from paceline.transports.base import Frame, transport
 from paceline.transports.memory import MemoryChannel
 
 R = TypeVar("R")
@@ -67,12 +67,14 @@ class LocalServer:
                     if server in self._ends:
                         self._ends.discard(server)
                         self.service.lost(peer)
+                self._catch_up()
                 jobs = self._taken()
             self._work(client, jobs)
 
         def tick() -> float | None:
             with self._lock:
                 limit = self.service.tick()
+                self._catch_up()
                 if variables.crowded or readers.leasing:
                     limit = sooner(limit, LOOK)
                 jobs = self._taken()
@@ -81,6 +83,18 @@ class LocalServer:
         server.on_frame = pump
         client.idle = tick
         return client
+
+    def _catch_up(self) -> None:
+        """Carry out what came while the service was frozen."""
+
+        def feed(peer: Peer, frame: Frame) -> None:
+            try:
+                self.service.feed(peer, frame, kept=True)
+            except ProtocolError:
+                peer.channel.close()
+
+        if self.service.freezing.due:
+            self.service.catch_up(feed)
 
     def _taken(self) -> list[tuple[Work, Callable[[], None]]]:
         jobs = list(self._jobs)

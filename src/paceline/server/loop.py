@@ -18,6 +18,7 @@ from paceline.core.errors import Closed, Disconnected, PacelineError, ProtocolEr
 from paceline.server.accumulator_desk import AccumulatorDesk
 from paceline.server.cluster_desk import ClusterDesk
 from paceline.server.collection_desk import CollectionDesk
+from paceline.server.cut_desk import CutDesk
 from paceline.server.lanes import Lanes
 from paceline.server.lines import Peer
 from paceline.server.operation_desk import OperationDesk
@@ -33,7 +34,7 @@ from paceline.server.tag_desk import TagDesk
 from paceline.server.together_desk import TogetherDesk
 from paceline.server.variable_desk import VariableDesk
 from paceline.server.work_desk import BarrierDesk, CounterDesk
-from paceline.transports.base import UNREAD_LIMIT, transport
+from paceline.transports.base import UNREAD_LIMIT, Frame, transport
 from paceline.transports.greeting import Greeting
 
 R = TypeVar("R")
@@ -41,7 +42,7 @@ R = TypeVar("R")
 DESKS = (
     VariableDesk, TagDesk, RowsDesk, QueueDesk, CollectionDesk, CounterDesk, BarrierDesk,
     ReaderDesk, ClusterDesk, AccumulatorDesk, OperationDesk, HomeDesk, PartDesk,
-    TogetherDesk, ProgramDesk,
+    TogetherDesk, ProgramDesk, CutDesk,
 )  # fmt: skip
 RELEASES = 16
 MAX_CONNECTIONS = 4096
@@ -170,6 +171,8 @@ class Server:
         if self._done:
             self._do_what_is_done()
         limit = self.service.tick()
+        if self.service.freezing.due:
+            limit = self.service.catch_up(self._feed_kept)
         if self._strangers:
             limit = sooner(limit, self._strangers.expire())
         if self._lingering:
@@ -290,13 +293,23 @@ class Server:
                 channel.flush()
         except Disconnected:
             self._lose(channel, fileno, broken=True)
-        except ProtocolError as e:
-            self._note(f"cut off {peer.name}: {e}")
-            self._lose(channel, fileno)
-        except Exception:
+        except Exception as e:
             # One peer's request must not end the others' server.
-            self._note(f"cut off {peer.name} after an error:\n{traceback.format_exc()}")
-            self._lose(channel, fileno)
+            self._cut_off(peer, e)
+
+    def _feed_kept(self, peer: Peer, frame: Frame) -> None:
+        try:
+            self.service.feed(peer, frame, kept=True)
+        except Exception as e:
+            self._cut_off(peer, e)
+
+    def _cut_off(self, peer: Peer, e: Exception) -> None:
+        broke = isinstance(e, ProtocolError)
+        why = f": {e}" if broke else f" after an error:\n{traceback.format_exc()}"
+        self._note(f"cut off {peer.name}{why}")
+        channel: Any = peer.channel
+        if self._peers.get(channel) is peer:
+            self._lose(channel, channel.fileno())
 
     def _lose(self, channel: Any, fileno: int, *, broken: bool = False) -> None:
         """A connection has ended, and with it its session, unless that can make another one."""

@@ -79,8 +79,8 @@ class NamedDesk(Desk, Generic[S]):
             self._service.parking.changed((self.kind, name))
         elif found.definition != wanted:
             raise SchemaError(
-                f"{self.kind} '{name}' exists with {_spelled(found.definition)}; asked for:"
-                f" {_spelled(wanted)}"
+                f"{self.kind} '{name}' exists with {spelled(found.definition)}; asked for:"
+                f" {spelled(wanted)}"
             )
 
     def find(self, peer: Peer, frame: Frame, name: str, timeout: float | None) -> None:
@@ -99,7 +99,7 @@ class NamedDesk(Desk, Generic[S]):
         self._service.ask(peer, frame, (self.kind, name), attempt, timeout, what)
 
 
-def _spelled(definition: Any) -> str:
+def spelled(definition: Any) -> str:
     if not isinstance(definition, dict):
         return str(definition)
     return ", ".join(f"{key}={value!r}" for key, value in definition.items())

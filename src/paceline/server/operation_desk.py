@@ -12,10 +12,11 @@ from paceline.core.errors import OperationFailed, SchemaError, WouldBlock
 from paceline.core.names import checked
 from paceline.core.operation_state import Call, How, LaneState, OperationState
 from paceline.core.waiting import NOT_YET, Stored
+from paceline.server.frames import buffer, stored
 from paceline.server.lines import Peer
 from paceline.server.named_desk import NamedDesk
 from paceline.server.parking import Parked
-from paceline.server.service import Handler, Service, buffer, stored
+from paceline.server.service import Handler, Service
 from paceline.transports.base import Frame
 
 Run: TypeAlias = Callable[[list[Stored], tuple[str, ...]], list[Any]]

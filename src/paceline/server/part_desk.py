@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.core import messages as m
 from paceline.core import spreading
 from paceline.core.errors import SchemaError
+from paceline.core.facts import Noted, PartFacts, Piece, tree_piece
 from paceline.core.names import checked, label
 from paceline.core.part_state import Grant, Grants, PartState
 from paceline.core.row_pieces import Chosen
@@ -16,9 +17,10 @@ from paceline.core.variable_state import VariableState
 from paceline.core.versions import EPOCHS
 from paceline.core.waiting import NOT_YET, Stored
 from paceline.server.adding import add_beside
+from paceline.server.frames import buffer, stored
 from paceline.server.lines import Peer
 from paceline.server.row_work import add_rows_beside, chosen_of, gather_beside
-from paceline.server.service import Desk, Handler, Service, buffer, stored
+from paceline.server.service import Desk, Handler, Service
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Frame, Memory
 
@@ -221,6 +223,14 @@ class PartDesk(Desk):
 
     def reset(self, gone: Callable[[str], bool]) -> None:
         self.states = {name: state for name, state in self.states.items() if not gone(name)}
+
+    def noted(self) -> Iterable[tuple[str, str, Noted]]:
+        for name, state in self.states.items():
+
+            def pieces(trees: tuple[Stored, ...] = tuple(state.trees.values())) -> list[Piece]:
+                return [tree_piece(tree) for tree in trees]
+
+            yield "part", name, Noted(PartFacts(list(state.trees)), pieces, state.nbytes)
 
     def _stage(self, peer: Peer, request: m.Stage, frame: Frame) -> None:
         share = stored(request.head, buffer(frame, 0))

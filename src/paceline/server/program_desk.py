@@ -8,8 +8,9 @@ from typing import Any
 from paceline.core import messages as m
 from paceline.core.program_state import ProgramState
 from paceline.core.waiting import NOT_YET
+from paceline.server.frames import buffer, stored
 from paceline.server.lines import Peer
-from paceline.server.service import Desk, Handler, Service, buffer, stored
+from paceline.server.service import Desk, Handler, Service
 from paceline.transports.base import Frame
 
 _KEY = ("program",)

@@ -8,22 +8,26 @@ from typing import Any
 
 from paceline.core import messages as m
 from paceline.core.errors import ProtocolError, SchemaError
+from paceline.core.facts import QueueFacts
 from paceline.core.queue_items import Run
 from paceline.core.queue_orders import Definition
 from paceline.core.queue_state import QueueState
 from paceline.core.tree import MAX_INT, decoded
 from paceline.core.waiting import NOT_YET
+from paceline.server.brought import Brought
+from paceline.server.frames import buffer
+from paceline.server.kept_desk import KeptDesk
 from paceline.server.lines import Peer
-from paceline.server.named_desk import NamedDesk
-from paceline.server.service import Handler, buffer
+from paceline.server.service import Handler
 from paceline.transports.base import Frame
 
 
-class QueueDesk(NamedDesk[QueueState]):
+class QueueDesk(KeptDesk[QueueState]):
     """The queues of a server."""
 
     kind = "queue"
     made_by = "queue('{}', capacity)"
+    facts = QueueFacts
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -40,6 +44,18 @@ class QueueDesk(NamedDesk[QueueState]):
         for name, queue in self.states.items():
             queue.lost(peer)
             self._changed(name)
+
+    def again(self, brought: Brought) -> QueueState:
+        wanted: Definition = brought.facts.definition
+        wanted.check(brought.key)
+        return QueueState(brought.key, *wanted)
+
+    def fill(self, state: QueueState, brought: Brought) -> None:
+        for run, (producer, priority) in zip(brought.runs, brought.about, strict=True):
+            run.producer, run.priority, run.owner = str(producer), int(priority), None
+        state.revive(brought.facts, brought.runs)
+        if state.name in self.states:
+            self._changed(state.name)
 
     def _changed(self, name: str) -> None:
         """Ask those who wait: first for room, then for items."""

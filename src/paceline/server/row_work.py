@@ -12,7 +12,8 @@ from paceline.core.row_pieces import Chosen
 from paceline.core.tree import Array, decoded
 from paceline.core.waiting import Stored
 from paceline.server.adding import LONG_WORK
-from paceline.server.service import Service, at_once, buffer, bytes_of
+from paceline.server.frames import buffer, bytes_of
+from paceline.server.service import Service, at_once
 from paceline.transports.base import Frame, Memory
 
 

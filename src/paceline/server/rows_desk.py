@@ -17,19 +17,10 @@ from paceline.core.tree import Array, decoded
 from paceline.core.variable_state import VariableState
 from paceline.core.waiting import Stored
 from paceline.server.adding import LONG_WORK
+from paceline.server.frames import buffer, bytes_of, stored
 from paceline.server.lines import Peer
 from paceline.server.row_work import indices_of
-from paceline.server.service import (
-    Desk,
-    Finish,
-    Handler,
-    Service,
-    Work,
-    at_once,
-    buffer,
-    bytes_of,
-    stored,
-)
+from paceline.server.service import Desk, Finish, Handler, Service, Work, at_once
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Frame
 

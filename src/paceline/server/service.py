@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar, TypeAlias
 
@@ -18,16 +18,18 @@ from paceline.core.clock import Clock, SystemClock
 from paceline.core.cluster_state import ClusterState
 from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
 from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
+from paceline.core.facts import Noted
 from paceline.core.member_state import Member, MemberState
 from paceline.core.names import checked, label
 from paceline.core.spec import Task
-from paceline.core.tree import Array, are_plain, decoded
-from paceline.core.waiting import HELD_BACK, NOT_YET, Stored
+from paceline.core.waiting import HELD_BACK, NOT_YET
+from paceline.server.brought import Maker
 from paceline.server.containers import Containers
 from paceline.server.containers import Handler as Handler
+from paceline.server.freezing import Freezing
 from paceline.server.lines import Lines, Peer
 from paceline.server.parking import Parked, Parking
-from paceline.transports.base import Arena, Buffers, Frame, Memory
+from paceline.transports.base import Arena, Buffers, Frame
 
 FIRST = (m.Join, m.Rejoin)
 
@@ -59,6 +61,14 @@ class Desk(ABC):
     @abstractmethod
     def listing(self) -> tuple[str, dict[str, Any]]:
         """What there is, by name, and the word for it."""
+
+    def noted(self) -> Iterable[tuple[str, str, Noted]]:
+        """All there is as it is now: its kind, its key, and what is noted of it."""
+        return ()
+
+    def makers(self) -> dict[str, Maker]:
+        """What makes those kinds again."""
+        return {}
 
 
 class Service:
@@ -96,6 +106,7 @@ class Service:
         self.containers = Containers(self.parking, self.clock, epoch)
         self.run_long = run_long or at_once
         self.lines = Lines(epoch, linger)
+        self.freezing = Freezing()
         self._moved = moved
         # What was let go of: finalisers put it here, which run anywhere.
         self.ended: deque[Callable[[], None]] = deque()
@@ -109,10 +120,10 @@ class Service:
             m.Stats: self._stats,
             m.Stop: self._stop,
         }
-        self._desks: list[Desk] = []
+        self.desks: list[Desk] = []
         for make in desks:
             desk = make(self)
-            self._desks.append(desk)
+            self.desks.append(desk)
             handlers = desk.handlers()
             if desk.in_containers:
                 handlers = self.containers.guarded(handlers)
@@ -121,12 +132,12 @@ class Service:
 
     def desk(self, kind: type[Any]) -> Any:
         """The desk of that class, made before the one that asks."""
-        return next(desk for desk in self._desks if isinstance(desk, kind))
+        return next(desk for desk in self.desks if isinstance(desk, kind))
 
     # What drives it
 
-    def feed(self, peer: Peer, frame: Frame) -> None:
-        """Take in one frame of a peer.
+    def feed(self, peer: Peer, frame: Frame, *, kept: bool = False) -> None:
+        """Take in one frame of a peer, or carry out one that was `kept` while all was frozen.
 
         Raises:
             ProtocolError: it broke the protocol and is to be cut off; it has been told why.
@@ -134,7 +145,7 @@ class Service:
         if self.ended:
             self._settle()
         try:
-            if peer.window is not None:
+            if peer.window is not None and not kept:
                 peer.took(frame.received)
             if frame.kind != REQUEST and frame.kind != ONE_WAY:
                 raise ProtocolError(f"a client sent a frame of kind {frame.kind}")
@@ -149,6 +160,8 @@ class Service:
                 raise ProtocolError(f"a timeout of {timeout} seconds")
             if frame.error is not None:
                 raise frame.error
+            if self.freezing.active and not kept and self.freezing.keeps(peer, request, frame):
+                return
             self._handlers[type(request)](peer, request, frame)
         except ProtocolError as e:
             self.answer(peer, frame.request, e)
@@ -156,8 +169,13 @@ class Service:
         except PacelineError as e:
             self.answer(peer, frame.request, e)
 
-    def lost(self, peer: Peer, failed: str = "") -> None:
+    def lost(self, peer: Peer) -> None:
         """A peer's connection has ended: nothing it waited for happens, what it held goes back."""
+        if not self.freezing.active or not self.freezing.lost(peer):
+            self.end(peer)
+
+    def end(self, peer: Peer, failed: str = "") -> None:
+        """A session has ended, and all that it asked has been carried out."""
         self.parking.lost(peer)
         # A session that has said goodbye is lost once more when its connection ends.
         first = peer in self._peers
@@ -167,7 +185,7 @@ class Service:
         self.lines.end(peer)
         with ExitStack() as ends:
             # What fails at one desk is left to no other.
-            for desk in reversed(self._desks):
+            for desk in reversed(self.desks):
                 ends.callback(desk.lost, peer)
         if first and peer.member is not None:
             task = Task(peer.member.job, peer.member.index)
@@ -183,6 +201,11 @@ class Service:
             return None
         self.parking.expire()
         return self.parking.next_deadline()
+
+    def catch_up(self, feed: Callable[[Peer, Frame], None]) -> float | None:
+        """Give `feed` what was kept while all was frozen; then as `tick`."""
+        self.freezing.catch_up(feed, self.end)
+        return self.tick()
 
     # What desks use
 
@@ -309,7 +332,7 @@ class Service:
         self.members.leave(peer.member.session)
         # Its connection may outlast it, for as long as it looks at what it was lent.
         peer.left = True
-        self.lost(peer, request.failed)
+        self.end(peer, request.failed)
         self.answer(peer, frame.request, m.Done())
 
     def peers(self) -> list[Peer]:
@@ -327,7 +350,7 @@ class Service:
         self.answer(peer, frame.request, m.Text(content))
 
     def _listings(self) -> dict[str, Any]:
-        listings = [desk.listing() for desk in self._desks]
+        listings = [desk.listing() for desk in self.desks]
         return {kind: {label(key): one for key, one in all_.items()} for kind, all_ in listings}
 
     def _report(self, peer: Peer, request: m.Report, frame: Frame) -> None:
@@ -368,29 +391,3 @@ def at_once(work: Work, finish: Finish) -> None:
     except Exception as e:
         error = e
     finish(error)
-
-
-def stored(head: m.Head, memory: Memory | None) -> Stored:
-    """A tree that came with a request.
-
-    Raises:
-        ProtocolError: its memory or its plain values are not what its layout says.
-    """
-    plan = decoded(head.layout)
-    found = 0 if memory is None else memory.nbytes
-    if found != plan.nbytes:
-        raise ProtocolError(f"a tree of {plan.nbytes} bytes came with {found}")
-    if not are_plain(head.values, plan.plain):
-        kinds = [type(value).__name__ for value in head.values[:8]]
-        raise ProtocolError(f"a tree of {len(plan.plain)} plain values came with others: {kinds}")
-    return Stored(head.layout, head.values, memory)
-
-
-def buffer(frame: Frame, place: int) -> Memory | None:
-    """The buffer at a place of a frame, which may have left out empty ones at its end."""
-    return frame.buffers[place] if place < len(frame.buffers) else None
-
-
-def bytes_of(tree: Stored) -> Array | None:
-    """The bytes of a tree's arrays."""
-    return None if tree.memory is None else tree.memory.array()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.core import messages as m
+from paceline.core.errors import SchemaError
+from paceline.core.facts import Noted, VariableFacts
 from paceline.core.kept_versions import held_by
 from paceline.core.names import checked
+from paceline.core.queue_items import Run
+from paceline.core.tree import check
 from paceline.core.variable_state import VariableState
+from paceline.core.versions import epoch_of
+from paceline.core.waiting import Stored
+from paceline.server.brought import Brought, Maker
 from paceline.server.lines import Peer
 from paceline.server.service import Desk, Handler, Service
 from paceline.server.variable_desk import VariableDesk, holder_name
@@ -39,6 +46,31 @@ class TagDesk(Desk):
 
     def reset(self, gone: Callable[[str], bool]) -> None:
         """Tags go with their variables."""
+
+    def noted(self) -> Iterable[tuple[str, str, Noted]]:
+        for name, state in self._variables.states.items():
+            if state.stored is not None:
+                yield "variable", name, state.noted()
+
+    def makers(self) -> dict[str, Maker]:
+        return {"variable": (VariableFacts, self._make_again)}
+
+    def _make_again(self, brought: Brought) -> None:
+        """Make a variable with its tags, or replace the first value of one."""
+        facts: VariableFacts = brought.facts
+        trees = {run.version: tree_of(run) for run in brought.runs}
+        current = trees[facts.current]
+        for tree in trees.values():
+            check(tree.layout, current.layout, f"variable '{brought.key}'")
+        state = self._variables.states.get(brought.key)
+        if state is None:
+            state = self._variables.made(brought.peer, brought.key, current, facts.bound)
+        elif not state.pristine or state.version >= facts.current:
+            raise SchemaError("it exists, and has been used")
+        state.revive(facts.current, trees, facts.tags)
+        self._variables.begin(epoch_of(facts.current) + 1)
+        self._variables.rounds.defined(state)
+        self._variables.committed(state.name)
 
     def _read(self, peer: Peer, request: m.ReadTag, frame: Frame) -> None:
         state = self._variables.variable(request.name)
@@ -83,3 +115,8 @@ class TagDesk(Desk):
                 for kept in state.kept.listing()
             ],
         }
+
+
+def tree_of(run: Run) -> Stored:
+    """The tree that is the one item of a run."""
+    return Stored(run.head.layout, [column[0] for column in run.head.columns], run.memory)

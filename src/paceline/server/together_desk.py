@@ -11,10 +11,11 @@ from paceline.core.errors import PacelineError, ProtocolError, SchemaError
 from paceline.core.waiting import NOT_YET
 from paceline.server.accumulator_desk import AccumulatorDesk
 from paceline.server.adding import LONG_WORK, sum_of
+from paceline.server.frames import buffer, stored
 from paceline.server.lines import Peer
 from paceline.server.parking import TOGETHER
 from paceline.server.queue_desk import QueueDesk, handed_out, ranked, received
-from paceline.server.service import Desk, Handler, Service, buffer, stored
+from paceline.server.service import Desk, Handler, Service
 from paceline.server.variable_desk import VariableDesk
 from paceline.server.work_desk import CounterDesk
 from paceline.transports.base import Buffers, Frame, Memory

@@ -17,16 +17,11 @@ from paceline.core.variable_state import VariableState
 from paceline.core.versions import count_of
 from paceline.core.waiting import NOT_YET, NotYet, Stored
 from paceline.server.adding import add_beside
+from paceline.server.frames import buffer, stored
 from paceline.server.lines import Peer
 from paceline.server.parking import TOGETHER
 from paceline.server.rounds import Rounds
-from paceline.server.service import (
-    Desk,
-    Handler,
-    Service,
-    buffer,
-    stored,
-)
+from paceline.server.service import Desk, Handler, Service
 from paceline.transports.base import Frame, Lease
 
 WORDS = 4096

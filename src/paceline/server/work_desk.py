@@ -7,18 +7,22 @@ from typing import Any
 from paceline.core import messages as m
 from paceline.core.barrier_state import BarrierState
 from paceline.core.counter_state import CounterState
+from paceline.core.facts import CounterFacts
 from paceline.core.waiting import NOT_YET
+from paceline.server.brought import Brought
+from paceline.server.kept_desk import KeptDesk
 from paceline.server.lines import Peer
 from paceline.server.named_desk import NamedDesk
 from paceline.server.service import Handler, Service
 from paceline.transports.base import Frame
 
 
-class CounterDesk(NamedDesk[CounterState]):
+class CounterDesk(KeptDesk[CounterState]):
     """The counters of a server."""
 
     kind = "counter"
     made_by = "counter('{}', start)"
+    facts = CounterFacts
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -29,6 +33,13 @@ class CounterDesk(NamedDesk[CounterState]):
 
     def lost(self, peer: Peer) -> None:
         """What was added stays."""
+
+    def again(self, brought: Brought) -> CounterState:
+        return CounterState(brought.key, brought.facts.start)
+
+    def fill(self, state: CounterState, brought: Brought) -> None:
+        state.revive(brought.facts)
+        self._service.parking.changed(("count", state.name))
 
     def _define(self, peer: Peer, request: m.DefineCounter, frame: Frame) -> None:
         if request.start is None:

@@ -27,6 +27,7 @@ from paceline.core.messages.collections import (
     OpenCollection,
 )
 from paceline.core.messages.containers import Enter, Reset
+from paceline.core.messages.cuts import Bring, Fetch, Freeze, Note, Revive, Thaw
 from paceline.core.messages.members import (
     Cancel,
     Join,
@@ -68,6 +69,7 @@ from paceline.core.messages.replies import (
     Defined,
     Done,
     Failed,
+    Fetched,
     Granted,
     Head,
     Items,
@@ -130,6 +132,7 @@ __all__ = [
     "AwaitCounter",
     "Begin",
     "BeginWork",
+    "Bring",
     "Cancel",
     "CloseQueue",
     "CollectionStats",
@@ -156,9 +159,12 @@ __all__ = [
     "Enter",
     "Failed",
     "FeedReader",
+    "Fetch",
+    "Fetched",
     "FindOperation",
     "FindQueue",
     "Free",
+    "Freeze",
     "Gather",
     "GatherHome",
     "GatherPart",
@@ -176,6 +182,7 @@ __all__ = [
     "Message",
     "Next",
     "NextPiece",
+    "Note",
     "Offer",
     "OpenCollection",
     "Outlived",
@@ -198,6 +205,7 @@ __all__ = [
     "Reset",
     "Resources",
     "Result",
+    "Revive",
     "RunHead",
     "RunOperation",
     "ScatterAdd",
@@ -213,6 +221,7 @@ __all__ = [
     "TakePart",
     "TakeResult",
     "Text",
+    "Thaw",
     "Together",
     "Untag",
     "Usage",
@@ -300,6 +309,12 @@ Requests: TypeAlias = (
     | GatherHome
     | GatherPart
     | Together
+    | Freeze
+    | Note
+    | Thaw
+    | Fetch
+    | Bring
+    | Revive
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -204,6 +204,18 @@ class Answers(Message, tag=157, frozen=True, gc=False):
     buffers: list[Count]
 
 
+class Fetched(Message, tag=161, frozen=True, gc=False):
+    """Some of what was noted of one thing; the arrays are in the frame's buffers.
+
+    `facts` come with the first piece; `about` says of each piece what its head does not.
+    """
+
+    facts: bytes
+    heads: list[RunHead]
+    about: list[Any]
+    more: bool
+
+
 Reply: TypeAlias = (
     Done
     | Version
@@ -220,4 +232,5 @@ Reply: TypeAlias = (
     | Result
     | Staging
     | Answers
+    | Fetched
 )

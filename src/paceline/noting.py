@@ -1,0 +1,225 @@
+"""What servers took note of, as a checkpoint has it; and what a checkpoint has, on its way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paceline.checkpoints import Checkpoint, Saved, Thing
+from paceline.connection import Connection
+from paceline.core import messages as m
+from paceline.core import spreading
+from paceline.core.errors import TimedOut
+from paceline.core.facts import (
+    CounterFacts,
+    Facts,
+    PartFacts,
+    VariableFacts,
+    decoded,
+    encoded,
+)
+from paceline.core.manifest import CounterEntry, ThingEntry
+from paceline.core.names import parts
+from paceline.core.versions import epoch_of, moved
+from paceline.cuts import Cut, Entry, Found
+from paceline.lines import Lines
+from paceline.packing import pack, view
+from paceline.transports.base import Block
+
+BATCH_BYTES = 1 << 25
+BATCH_PIECES = 1024
+"""What one step brings at most, or one piece."""
+
+OWN_PLACES = ("variable", "part", "counter")
+"""Kinds that a checkpoint has in places of their own, and not among things."""
+
+
+class Variables(Mapping[str, Saved]):
+    """The variables of a cut, each fetched when it is asked for."""
+
+    def __init__(self, lines: Lines, taken: Cut, entries: Iterable[Entry]) -> None:
+        self._lines = lines
+        self._cut = taken
+        there = list(entries)
+        self._homes = {parts(each.key).name: each for each in there if each.kind == "variable"}
+        self._parts = {(id(each.line), each.key): each for each in there if each.kind == "part"}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all of them."""
+        return sum(each.nbytes for each in (*self._homes.values(), *self._parts.values()))
+
+    def __getitem__(self, name: str) -> Saved:
+        entry = self._homes[name]
+        found = self._cut.fetch(entry)
+        facts = decoded(VariableFacts, found.facts)
+        shares = dict(zip((head.version for head in found.heads), _trees(found), strict=True))
+        trees = shares
+        if facts.spread is not None:
+            stages = {head.version: s for head, s in zip(found.heads, found.about, strict=True)}
+            others = self._others(entry, facts.spread)
+            trees = {
+                version: spreading.joined(
+                    facts.spread, [share, *self._at(name, others, stages[version])]
+                )
+                for version, share in shares.items()
+            }
+        current = trees.pop(facts.current)
+        spread = facts.spread is not None
+        return Saved(facts.current, current, facts.bound, spread, facts.tags, trees)
+
+    def _others(self, home: Entry, spread: m.Spreading) -> dict[str, dict[int, Any]]:
+        """The shares that the others have, by their task and stage."""
+        made: dict[str, dict[int, Any]] = {}
+        tasks = [task for task, _ in spread.parts[1:]]
+        for task, line in self._lines.now(tasks).items():
+            part = self._parts.get((id(line), home.key))
+            if part is None:
+                made[task] = {}
+                continue
+            found = self._cut.fetch(part)
+            stages = decoded(PartFacts, found.facts).stages
+            made[task] = dict(zip(stages, _trees(found), strict=True))
+        return made
+
+    def _at(self, name: str, others: Mapping[str, Mapping[int, Any]], stage: int) -> list[Any]:
+        lost = [task for task, shares in others.items() if stage not in shares]
+        if lost:
+            raise TimedOut(
+                f"save '{name}': {' and '.join(lost)} lost the part that it has of it; the next"
+                " assign ends that"
+            )
+        return [shares[stage] for shares in others.values()]
+
+
+def counters(taken: Cut, entries: Iterable[Entry]) -> dict[str, CounterEntry]:
+    """The counters of a cut."""
+    made = {}
+    for each in entries:
+        if each.kind == "counter":
+            facts = decoded(CounterFacts, taken.fetch(each).facts)
+            made[parts(each.key).name] = CounterEntry(facts.start, facts.value)
+    return made
+
+
+def things(taken: Cut, entries: Iterable[Entry]) -> Iterator[Thing]:
+    """What else there is in a cut, each fetched when its turn comes."""
+    for each in entries:
+        if each.kind not in OWN_PLACES:
+            found = taken.fetch(each)
+            blocks = [None if memory is None else memory.array() for memory in found.memories]
+            name = parts(each.key).name
+            yield Thing(each.kind, name, found.facts, found.heads, found.about, blocks)
+
+
+def _trees(found: Found) -> list[Any]:
+    return [
+        view(head.layout, [column[0] for column in head.columns], memory)
+        for head, memory in zip(found.heads, found.memories, strict=True)
+    ]
+
+
+class Bringing:
+    """Brings back, in a new epoch, what a checkpoint has.
+
+    Versions of the epochs in which its variables were go on counting in the new one: so what has
+    stamps, and what these are of, are as far apart as they were.
+    """
+
+    def __init__(self, found: Checkpoint, epoch: int) -> None:
+        self._found = found
+        self._epoch = epoch
+        self._known = {entry.epoch for entry in found.manifest.variables.values()}
+        self._lines: dict[int, Connection] = {}
+
+    def variable(self, name: str, key: str, line: Connection) -> None:
+        """Bring a variable, with the versions that have tags."""
+        entry = self._found.manifest.variables[name]
+        current = moved(entry.version, self._epoch)
+        tags = {tag: self._moved_with(entry.epoch, version) for tag, version in entry.tags.items()}
+        facts = VariableFacts(entry.bound, current, tags)
+        for version in (*(each.version for each in entry.kept), entry.version):
+            tree = self._found.read(name, version)
+            with line.interrupts:
+                head, block = pack(line.arena, tree, f"restore '{name}'")
+                run = m.RunHead(
+                    head.layout,
+                    1,
+                    [[value] for value in head.values],
+                    self._moved_with(entry.epoch, version),
+                )
+                self._send(line, m.Bring("variable", key, encoded(facts), [run], [0]), [block])
+
+    def counter(self, name: str, key: str, line: Connection) -> None:
+        """Bring a counter."""
+        entry = self._found.manifest.counters[name]
+        self._facts(line, "counter", key, CounterFacts(entry.start, entry.value))
+
+    def thing(self, entry: ThingEntry, key: str, line: Connection) -> None:
+        """Bring anything else."""
+        thing = self._found.thing(entry)
+        if not thing.heads:
+            self._send(line, m.Bring(thing.kind, key, thing.facts, [], []), [])
+        for some in _batches(thing):
+            heads = [self._stamped(thing.heads[n]) for n in some]
+            about = [thing.about[n] for n in some]
+            with line.interrupts:
+                blocks = [_copied(line, thing.blocks[n]) for n in some]
+                self._send(line, m.Bring(thing.kind, key, thing.facts, heads, about), blocks)
+
+    def revive(self, container: str) -> dict[tuple[str, str], str]:
+        """Let all that was brought be there, on each server in one step; why something is not."""
+        why = {}
+        for line in self._lines.values():
+            for kind, key, reason in line.call(m.Revive(container)).content:
+                why[kind, parts(key).name] = reason
+        self._lines.clear()
+        return {thing: reason for thing, reason in why.items() if reason}
+
+    def _facts(self, line: Connection, kind: str, key: str, facts: Facts) -> None:
+        self._send(line, m.Bring(kind, key, encoded(facts), [], []), [])
+
+    def _send(self, line: Connection, request: m.Bring, blocks: Sequence[Block | None]) -> None:
+        self._lines[id(line)] = line
+        line.call(request, blocks)
+
+    def _moved_with(self, epoch: int, version: int) -> int:
+        """Where a version is now of a variable that was in that epoch."""
+        return moved(version, self._epoch) if epoch_of(version) == epoch else version
+
+    def _stamped(self, head: m.RunHead) -> m.RunHead:
+        if head.version == m.NO_VERSION or epoch_of(head.version) not in self._known:
+            return head
+        return msgspec.structs.replace(head, version=moved(head.version, self._epoch))
+
+
+def _batches(thing: Thing) -> Iterator[list[int]]:
+    """The places of its pieces, in order, as many together as one step brings."""
+    some: list[int] = []
+    nbytes = 0
+    for n, (head, block) in enumerate(zip(thing.heads, thing.blocks, strict=True)):
+        size = len(m.encode(head)) + (0 if block is None else block.nbytes)
+        if some and (nbytes + size > BATCH_BYTES or len(some) == BATCH_PIECES):
+            yield some
+            some, nbytes = [], 0
+        some.append(n)
+        nbytes += size
+    if some:
+        yield some
+
+
+def _copied(line: Connection, content: Any) -> Block | None:
+    if content is None:
+        return None
+    block = line.arena.allocate(content.nbytes)
+    np.copyto(np.frombuffer(block.view(), np.uint8), content)
+    return block
