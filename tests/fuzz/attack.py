@@ -238,7 +238,7 @@ class Attacker:
         self._slow.clear()
 
     def _ask(self, request: m.Request[m.Text]) -> None:
-        """Ask all servers something, and hear the generation of what is spoken of."""
+        """Ask all servers something, and take note of the generation that they say."""
         for target in self._targets:
             raw = Raw(target)
             with suppress(ConnectionError):
@@ -247,8 +247,9 @@ class Attacker:
                 raw.send(framed(Recorded(m.encode(request), []), 2))
                 raw.reply()
                 if (found := raw.reply()) is not None and found[0].kind == REPLY:
-                    reply = m.decode_reply(found[1])
-                    self._generation = max(self._generation, reply.content)
+                    said = m.decode_reply(found[1]).content
+                    if isinstance(request, m.Enter):
+                        self._generation = max(self._generation, said)
             raw.sock.close()
 
     def _join(self, raw: Raw, random: Random) -> None:
