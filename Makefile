@@ -3,6 +3,7 @@
 # make test-all  run every test, the slow and those of JAX, Keras and TensorFlow too
 # make chaos     kill, stop and cut, FAULTS=500 times, and check after each; SEED=0 draws the same again
 # make fuzz      send a million broken frames to servers at work; ARGS="--frames 20000 --seed 7"
+# make soak      traffic of every kind for MINUTES=10; no process may have more at its end
 # make questions run the programs that answer the questions of docs/between-graph.md
 # make docs      build the documentation into build/docs; a broken link is an error
 # make bench     measure, each figure beside its limit; ARGS="call small --quick" chooses
@@ -13,6 +14,7 @@
 PYTHON ?= python3
 ARGS ?=
 FAULTS ?= 500
+MINUTES ?= 10
 SEED ?= 0
 
 VENV := .venv
@@ -22,7 +24,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Workers are fresh interpreters: without bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo questions test test-heavy test-all chaos fuzz docs bench check static format-check lint types architecture format clean
+.PHONY: help demo questions test test-heavy test-all chaos fuzz soak docs bench check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
 help:
@@ -52,6 +54,9 @@ chaos: $(VENV)/test.stamp
 
 fuzz: $(VENV)/test.stamp
 	@PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
+soak: $(VENV)/test.stamp
+	@$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)
 
 docs: $(VENV)/docs.stamp
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs

@@ -1,6 +1,7 @@
 """The benchmarks run and report; how fast anything is, is not asserted."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "benchmarks" / "run.py"
+SOAK = ROOT / "benchmarks" / "soak.py"
 
 
 def run(*arguments: str, status: int = 0) -> str:
@@ -48,3 +50,16 @@ def test_a_benchmark_shows_each_figure_beside_its_limit(
 
 def test_an_unknown_benchmark_is_refused_with_those_there_are() -> None:
     assert "no benchmark 'speed'; there are ['call', 'variable'," in run("speed", status=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_soak_shows_what_each_process_has_and_fails_when_it_grows() -> None:
+    command = [sys.executable, str(SOAK), "--minutes", "0.1", "--slack", "-500"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 1
+    for name in ("chief", "ps:0", "ps:1", "actor:0", "actor:1", "caller:0"):
+        assert re.search(rf"^{name} +[\d.]+ -> [\d.]+ +\d+ -> \d+ ", done.stdout, re.MULTILINE)
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert sum(": memory " in line for line in failed) == 6
+    assert all(" -> " in line for line in failed), failed
