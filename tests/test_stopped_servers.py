@@ -105,7 +105,7 @@ def table(session: Session, kind: str) -> Variable[Any]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("count", [10, MANY])
+@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.slow), MANY])
 @pytest.mark.parametrize("kind", ["plain", "spread"])
 @pytest.mark.parametrize("asked", ["gather", "scatter_add"])
 def test_a_stopped_server_holds_nobody_who_wants_rows_for_ever(
@@ -142,9 +142,9 @@ Asking: TypeAlias = tuple[Callable[[], object], Callable[[], object]]
 
 def _variables(session: Session) -> dict[str, Asking]:
     with session.device("ps:1"):
-        mine = {name: session.variable(name, np.zeros(4)) for name in "raiw"}
+        mine = {name: session.variable(name, np.zeros(4)) for name in "raiws"}
         replica = session.replica("net", {"w": np.zeros(4)})
-    read, assign, add, into = mine.values()
+    read, assign, add, into, rows = mine.values()
     first, target = read.version, np.ones(4)
     # So that there is something to pull.
     session.variable("net").assign({"w": np.ones(4)})
@@ -171,6 +171,15 @@ def _variables(session: Session) -> dict[str, Asking]:
         "tagged": (
             lambda: into.read_into(target, tag="none", timeout=LIMIT),
             lambda: into.read_into(target) == into.version and not target.any(),
+        ),
+        "gather": (
+            lambda: rows.gather([3], timeout=LIMIT),
+            lambda: rows.gather([3]).tree.shape == (1,),
+        ),
+        "scatter_add": (
+            lambda: rows.scatter_add([0, 0], np.ones(2), timeout=LIMIT),
+            # As with assign.
+            lambda: rows.read().tree.tolist() == [2, 0, 0, 0],
         ),
         "pull": (lambda: replica.pull(timeout=LIMIT), pushed),
         "push": (lambda: replica.push({"w": np.ones(4)}, timeout=LIMIT), pushed),
@@ -291,3 +300,17 @@ def test_what_is_sent_without_a_limit_holds_up_no_call_that_has_one(away: Away) 
     version = large.outcome()
     assert made.gather([0, N - 1]).version == version
     assert (made.gather([0, N - 1]).tree == 3).all()
+
+
+@pytest.mark.timeout(120)
+def test_a_session_is_opened_in_its_time_or_not_at_all(away: Away) -> None:
+    away.stop()
+    began = time.monotonic()
+    with pytest.raises(
+        TimedOut,
+        match=r"^open the session of worker:3, after .*: ps:1 at .* cannot be reached; ps:0 a",
+    ):
+        Session(away.spec, job="worker", index=3, secret=SECRET, timeout=LIMIT)
+    assert LIMIT <= time.monotonic() - began < LIMIT + SLACK + 1
+    away.go_on()
+    assert away.session().resources()["variables"] == {}

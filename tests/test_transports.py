@@ -6,17 +6,19 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from calls import Call
 from certified import tls_pair
 from wires import ends
 
-from paceline.core.codec import PREFIX, PROTOCOL, REQUEST, encode_envelope
+from paceline.core.codec import ONE_WAY, PREFIX, PROTOCOL, REQUEST, encode_envelope
 from paceline.core.errors import Disconnected, OutOfMemory, ProtocolError, Refused, UnknownName
 from paceline.testing.transports import DEADLINE_SECONDS, TRANSPORT_CHECKS
 from paceline.transports import unix
@@ -29,6 +31,7 @@ from paceline.transports.base import (
     HeapBlock,
     Lease,
     Memory,
+    Stuck,
     transport,
 )
 from paceline.transports.memory import MemoryChannel
@@ -103,6 +106,28 @@ def received(channel: Channel) -> Frame:
 @pytest.mark.parametrize("check", TRANSPORT_CHECKS, ids=lambda check: check.__name__)
 def test_the_contract_holds(check: Callable[..., None], carrier: str) -> None:
     check(*PAIRS[carrier])
+
+
+@pytest.mark.parametrize("carrier", PAIRS)
+def test_what_is_not_read_in_time_goes_whole_and_before_the_next(carrier: str) -> None:
+    one, two = PAIRS[carrier][0]()
+    with closing(one), closing(two):
+        large = Frame(REQUEST, 1, bytes(8 << 20))
+        frames = [large, Frame(REQUEST, 2, b"2"), Frame(ONE_WAY, 3, b"3")]
+        sent = []
+        for frame in frames:
+            began = time.monotonic()
+            with suppress(Stuck):
+                one.send(frame, began + 0.1)
+                sent.append(frame)
+            assert time.monotonic() - began < DEADLINE_SECONDS / 2
+        # The second would have had to wait, and nothing of it was sent.
+        assert sent == (frames if carrier == "memory" else frames[::2])
+        last = Call(one.send, Frame(REQUEST, 4, b"4"))
+        for frame in (*sent, Frame(REQUEST, 4, b"4")):
+            found = received(two)
+            assert (found.request, found.header) == (frame.request, frame.header)
+        last.outcome()
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 300])
