@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from paceline.core import messages as m
@@ -34,8 +33,14 @@ Undo: TypeAlias = Callable[[Any], m.Request[Any] | None]
 Look: TypeAlias = Literal["wait", "ask", "silent", "gone"]
 """Go on waiting; ask for a sign of life; say that there was none; count the server as gone."""
 
-_due: ContextVar[float | None] = ContextVar("due", default=None)
-"""When what this thread asks servers should have its end, if somebody gave it a time."""
+
+class _Given(threading.local):
+    """The time that somebody gave what this thread asks servers: when it should have its end."""
+
+    due: float | None = None
+
+
+_given = _Given()
 
 
 def within(timeout: float | None, call: Callable[P, R], /, *args: P.args, **options: P.kwargs) -> R:
@@ -43,15 +48,15 @@ def within(timeout: float | None, call: Callable[P, R], /, *args: P.args, **opti
 
     In a call within another the outer one's time holds.
     """
-    if _due.get() is not None:
+    if _given.due is not None:
         return call(*args, **options)
     due = math.inf if timeout is None else time.monotonic() + timeout
     try:
         # In here: wherever a signal's handler raises, none is left.
-        _due.set(due)
+        _given.due = due
         return call(*args, **options)
     finally:
-        _due.set(None)
+        _given.due = None
 
 
 def limited(method: Callable[P, R]) -> Callable[P, R]:
@@ -61,6 +66,8 @@ def limited(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> R:
+        if _given.due is not None:
+            return method(*args, **options)
         given: Any = options.get("timeout", args[place] if place < len(args) else default)
         return within(checked_timeout(given), method, *args, **options)
 
@@ -112,7 +119,7 @@ class Pending:
         self.since = time.monotonic()
         self.late = False
         """Whether nobody waits for its reply any more, which is undone when it comes."""
-        due = _due.get()
+        due = _given.due
         self.due = None if due == math.inf else due
         """When its caller should have an answer, by the monotonic clock."""
         self._asked = 0.0
