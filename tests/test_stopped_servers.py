@@ -213,6 +213,7 @@ def _others(session: Session) -> dict[str, Asking]:
     with session.device("ps:1"):
         full, empty, some = (session.queue(name, 2) for name in ("full", "empty", "some"))
         gradients = session.accumulator("gradients", like=np.zeros(2))
+        given = session.accumulator("given", like=np.zeros(2))
         counter, barrier = session.counter("counter"), session.barrier("barrier", 2)
         reader = session.reader("reader", ["one"])
         named = session.variable("named", np.zeros(1))
@@ -244,6 +245,10 @@ def _others(session: Session) -> dict[str, Asking]:
         "take": (
             lambda: gradients.take(1, on_leave="wait", timeout=LIMIT),
             lambda: gradients.stats()["taken"] == 0,
+        ),
+        "apply": (
+            lambda: given.apply(np.ones(2), timeout=LIMIT),
+            lambda: given.stats()["held"] == 1,
         ),
         "wait_for": (lambda: counter.wait_for(100, timeout=LIMIT), both),
         "run requests": (lambda: session.run([counter.adding(1)], timeout=LIMIT), both),
