@@ -23,6 +23,7 @@ from calls import DEADLINE_SECONDS, Call, until
 from paceline.core import codec
 from paceline.core import messages as m
 from paceline.core.codec import MAX_HEADER, PREFIX, PROTOCOL, REQUEST
+from paceline.core.elements import MOST
 from paceline.core.errors import (
     Closed,
     Disconnected,
@@ -522,6 +523,16 @@ def test_too_many_plain_bytes_in_one_step_are_refused(server: Serving) -> None:
         queue.enqueue(bytes(MAX_HEADER))
     queue.enqueue(np.zeros(MAX_HEADER + 1, np.uint8))
     assert queue.dequeue().nbytes == MAX_HEADER + 1
+
+
+def test_too_many_plain_values_in_one_step_are_refused(unix_server: Serving) -> None:
+    queue = unix_server.session().queue("q", 2 * MOST)
+    with pytest.raises(
+        SchemaError, match=rf"^more than {MOST} plain values in one step, or \d+ lis"
+    ):
+        queue.enqueue_many([0] * (MOST + 1))
+    queue.enqueue("x")
+    assert queue.dequeue() == "x"
 
 
 def test_a_forked_process_is_told_to_open_a_session_of_its_own() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core import codec
+from paceline.core import codec, elements
 from paceline.core import messages as m
 from paceline.core import tree as trees
 from paceline.core.arithmetic import add_values
@@ -165,6 +165,45 @@ def test_envelopes_and_messages_nested_without_end_are_refused() -> None:
         m.decode_request(b"\x92\x03" + DEEP)
     with pytest.raises(ProtocolError, match=r"^200002 bytes are not a reply: "):
         m.decode_reply(b"\x92\x6a" + DEEP)
+
+
+def many(count: int, one: bytes) -> bytes:
+    """A list of that many, as bytes."""
+    return b"\xdd" + count.to_bytes(4, "big") + one * count
+
+
+@pytest.mark.parametrize(
+    ("values", "allowed"),
+    [
+        (many(elements.LISTS - 3, b"\x94\xc0\xc0\xc0\xc0"), True),
+        (many(elements.LISTS - 2, b"\x94\xc0\xc0\xc0\xc0"), False),
+        (many(elements.LISTS + 1, b"\x81\xa1a\xc0\xa1"[:4]), False),
+        (many(64, many(elements.LISTS // 8, b"\x90")), False),
+        (many(elements.MOST - 16, b"\xc0"), True),
+        (many(elements.MOST + 1, b"\xc0"), False),
+        (many(5 << 20, b"\xc0"), False),
+        (many(1, b"\xc6\x00\x80\x00\x00" + bytes(1 << 23)), True),
+    ],
+    ids=["lists", "a list more", "maps", "nested", "values", "values more", "many", "one text"],
+)
+def test_a_request_of_more_values_than_allowed_is_refused_before_they_are_made(
+    values: bytes, allowed: bool
+) -> None:
+    head = b"\x94\x0c\xa1v\x92\xc4\x00" + values + b"\xc0"
+    assert len(head) > elements.LARGE
+    if allowed:
+        assert type(m.decode_request(head)) is m.Assign
+    else:
+        with pytest.raises(SchemaError, match=r"^more than 2097152 plain values in one step, or"):
+            m.decode_request(head)
+    with pytest.raises(ProtocolError, match=r"^\d+ bytes are not a request: "):
+        m.decode_request(head[:-2])
+
+
+def test_a_layout_of_more_nodes_than_allowed_is_refused_before_they_are_made() -> None:
+    layout = b"\x92\x92\xa1l" + many(4 * trees.MAX_LEAVES + 1, b"\x90") + b"\x90"
+    with pytest.raises(SchemaError, match=r"are not a layout: more than \d+ plain values"):
+        trees.decoded(layout)
 
 
 @pytest.mark.parametrize(("want", "abandoned"), [(-1, 0), (0, -1)])

@@ -12,6 +12,7 @@ from paceline.core import messages as m
 from paceline.core.account import REQUESTS
 from paceline.core.codec import ERROR, MAX_HEADER, ONE_WAY, REQUEST
 from paceline.core.conduct import Conduct
+from paceline.core.elements import check_elements
 from paceline.core.errors import (
     Closed,
     Disconnected,
@@ -257,6 +258,7 @@ class Connection(Replies):
                 f"{len(frame.header)} bytes of plain values in one step, {MAX_HEADER} are allowed:"
                 " send fewer at a time, or as arrays, which may have any size"
             )
+        check_elements(frame.header)
         if self.forked:
             raise Disconnected(
                 f"{self.address}: this session belongs to process {self._process}; a forked process"

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.bfloat16 import bfloat16, is_bfloat16
+from paceline.core.elements import check_elements
 from paceline.core.errors import SchemaError
 
 Tree: TypeAlias = Any
@@ -156,6 +157,7 @@ def decoded(layout: bytes) -> Layout:
         SchemaError: the bytes are not a layout.
     """
     try:
+        check_elements(layout, 8 * MAX_LEAVES, 4 * MAX_LEAVES)
         structure, raw = _decode(layout)
         if len(raw) > MAX_LEAVES:
             raise ValueError(f"it has {len(raw)} leaves, at most {MAX_LEAVES} are allowed")

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from paceline.core import errors
+from paceline.core.elements import check_elements
 from paceline.core.messages.accumulators import (
     AccumulatorStats,
     Apply,
@@ -327,8 +328,10 @@ def decode_request(data: bytes) -> Request[Any]:
 
     Raises:
         ProtocolError: it is none.
+        SchemaError: it has more values than a request may have.
     """
     try:
+        check_elements(data)
         return _request.decode(data)
     except (msgspec.MsgspecError, RecursionError) as e:
         raise errors.ProtocolError(f"{len(data)} bytes are not a request: {e}") from e
