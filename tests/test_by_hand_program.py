@@ -44,9 +44,11 @@ class Tasks:
     def cluster(self, task: str) -> paceline.Cluster:
         return paceline.Cluster(self.session(task), seed=SEED, progress="quiet")
 
-    def session(self, task: str) -> paceline.Session:
+    def session(self, task: str, timeout: float = LIMIT) -> paceline.Session:
         job, _, index = task.partition(":")
-        return paceline.Session(self.spec, secret=SECRET, job=job, index=int(index))
+        return paceline.Session(
+            self.spec, secret=SECRET, job=job, index=int(index), timeout=timeout
+        )
 
     def result(self, task: str) -> Any:
         return self.started[task].result(LIMIT)
@@ -137,6 +139,69 @@ def test_a_job_makes_items_for_the_newest_collection_only(tasks: Tasks) -> None:
     assert tasks.result("worker:0") == tasks.result("worker:1") == ([], [])
 
 
+def test_an_item_is_stamped_with_what_its_function_read(tasks: Tasks) -> None:
+    def reads(v: paceline.Variable[float]) -> Iterator[float]:
+        yield v.read().tree
+
+    def program(cluster: paceline.Cluster) -> list[tuple[float, int]]:
+        v = cluster.variable("v", 1.0)
+        assert cluster.session.task == "chief:0" or v.read().tree == 1.0
+        met = cluster.barrier("met", len(ALL))
+        met.wait()
+        if cluster.is_chief:
+            v.assign(2.0)
+        met.wait()
+        found: list[tuple[float, int]] = []
+        for batch in cluster.collect(reads, v, batch_size=1, max_lag=None):
+            found += zip(batch.data.tolist(), batch.lag.tolist(), strict=True)
+        return found
+
+    tasks.start(program, *ALL)
+    assert tasks.result("chief:0") == [(2.0, 0)] * 2
+
+
+def test_a_run_in_lockstep_is_that_of_a_launched_cluster(tasks: Tasks) -> None:
+    def plays(policy: paceline.Variable[Any], worker: paceline.Worker) -> Iterator[Any]:
+        draws = np.random.default_rng(worker.seed)
+        while True:
+            yield policy.read().tree + draws.normal(size=2)
+
+    def program(cluster: paceline.Cluster) -> list[float]:
+        policy = cluster.variable("policy", np.zeros(2))
+        for batch in cluster.collect(
+            plays, policy, batch_size=3, schedule="lockstep", job="worker"
+        ):
+            if policy.assign(batch.data.mean(axis=0)) > 5:
+                break
+        return policy.read().tree.tolist()
+
+    tasks.start(program, *ALL)
+    with paceline.Cluster(2, engine="threads", seed=SEED, progress="quiet") as launched:
+        assert program(launched) == tasks.result("chief:0")
+
+
+def test_a_chief_of_another_definition_begins_anew(tasks: Tasks) -> None:
+    def program(cluster: paceline.Cluster) -> Any:
+        return cluster.collect(endless, batch_size=2)
+
+    tasks.start(program, "worker:0")
+    first = tasks.cluster("chief:0")
+    first.collect(endless, batch_size=2).next()
+    with pytest.raises(paceline.Refused, match="chief:0 is held by"):
+        tasks.session("chief:0", timeout=0.0)
+    for line in first.session.lines.all:
+        line.close()
+    with tasks.cluster("chief:0") as second:
+        batches = second.collect(endless, batch_size=3)
+        error = tasks.error("worker:0")
+        assert isinstance(error, paceline.Closed)
+        assert "another one has begun with the program's first call: start worker:0" in str(error)
+        tasks.start(lambda cluster: cluster.collect(endless, batch_size=3), "worker:0")
+        assert len(batches.next()) == 3
+    first.close()
+    assert tasks.result("worker:0").closed
+
+
 def test_what_a_worker_has_of_a_collection_is_its_end(tasks: Tasks) -> None:
     def program(cluster: paceline.Cluster) -> Any:
         made = cluster.collect(five, batch_size=1)
@@ -164,9 +229,11 @@ def test_another_function_is_told_with_both(tasks: Tasks) -> None:
     error = tasks.error("worker:1")
     assert isinstance(error, paceline.SchemaError)
     assert str(error) == (
-        "work 1 of this program is collect(five, job='worker', schedule='lag') in worker:1 and"
-        " collect(endless, job='worker', schedule='lag') in the chief: all tasks run the same"
-        " program, with the same calls in the same order"
+        "work 1 of this program is collect(five, batch_size=1, max_lag=1, version_of=None,"
+        " schedule='lag', job='worker', capacity=2, capacity_bytes=1073741824) in worker:1 and"
+        " collect(endless, batch_size=1, max_lag=1, version_of=None, schedule='lag', job='worker',"
+        " capacity=2, capacity_bytes=1073741824) in the chief: all tasks run the same program, with"
+        " the same calls in the same order"
     )
     tasks.start(program, "worker:0")
     assert len(tasks.result("chief:0")) == 1
@@ -217,12 +284,12 @@ def test_a_worker_says_what_it_waits_for_and_the_chief_who_is_missing(
     until(lambda: told in caplog.text)
     with tasks.session("looks:0") as session:
         session.variable("v", 1)
-    told = "worker:0 waits: the chief has not begun work 1, collect(five, job='worker', schedule='"
+    told = "worker:0 waits: the chief has not begun work 1, collect(five, batch_size=5, max_l"
     until(lambda: told in caplog.text)
     with tasks.cluster("chief:0") as cluster:
         batches = cluster.collect(five, batch_size=5)
         batches.next()
-        said = "chief:0: missing as collect(five, job='worker', schedule='lag') begins: worker:1, e"
+        said = "chief:0: missing as collection 'five-1' begins: worker:1, evaluator:0"
         assert said in caplog.text
         batches.close()
     assert tasks.result("worker:0") == 0

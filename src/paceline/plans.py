@@ -11,6 +11,7 @@ from paceline import functions
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.errors import FunctionError, SchemaError
+from paceline.core.names import label
 from paceline.core.numbers import whole
 from paceline.core.schedule import SCHEDULES, ScheduleName
 from paceline.lines import Lines
@@ -46,6 +47,15 @@ class Plan:
     def name(self, number: int) -> str:
         """The name of its collection, the `number`-th of the program."""
         return f"{getattr(self.fn, '__name__', 'collect')}-{number}"
+
+    def definition(self, job: str) -> str:
+        """What it is, as a text: the same for all who mean the same."""
+        stamps = None if self.stamps is None else label(self.stamps)
+        return (
+            f"collect({functions.name_of(self.fn)}, batch_size={self.batch_size},"
+            f" max_lag={self.max_lag}, version_of={stamps!r}, schedule={self.schedule!r},"
+            f" job={job!r}, capacity={self.capacity}, capacity_bytes={self.capacity_bytes})"
+        )
 
     def ahead(self, workers: int) -> int:
         """How many items each worker may have admitted at a time."""

@@ -95,8 +95,7 @@ class ByHand(Staff):
         job = self._job(job)
         workers = self._of(job)
         name = plan.name(number)
-        what = f"collect({functions.name_of(plan.fn)}, job={job!r}, schedule={plan.schedule!r})"
-        key = self.session.key(name)
+        what, key = plan.definition(job), self.session.key(name)
         if not self.is_chief:
             work = Collect(key, b"", plan.stamps, plan.ahead(len(workers)), plan.schedule)
             self._take_part(job, what, lambda own: yielded(own, work, plan.fn, plan.resources))
@@ -157,7 +156,7 @@ class ByHand(Staff):
     # The chief's part
 
     def _begin(self, what: str, collection: str = "") -> int:
-        self._look(f" as {what} begins")
+        self._look(f" as {f'collection {quoted(collection)}' if collection else what} begins")
         request = m.BeginWork(self._reached + 1, what, collection)
         self._life, going = self.session.connection.call(request).content
         self._reached += 1

@@ -52,6 +52,8 @@ class Collector:
         self._name = getattr(fn, "__name__", "the function")
         self._connection = line
         self._stamp = _stamping(resources, job.version_of)
+        if self._stamp is not None:
+            self._stamp.first_read = None
         self._make = partial(_generator, fn, resources, worker)
         self._lockstep = job.schedule == "lockstep"
         # In lockstep what is no generator function, and reads when called, does so in a round too.
