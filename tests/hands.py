@@ -13,9 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clusters import LIMIT, until
+from clusters import until
 
 import paceline
+
+
+PATIENCE = 90.0
+"""Seconds within which programs end, each of which takes a second to start where nobody else does
+anything."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -83,7 +88,7 @@ def start(*words: str, folder: Path, **environment: str) -> subprocess.Popen[str
 
 def ended(program: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     """What a program printed, and its errors, when it has ended with that exit status."""
-    out, err = program.communicate(timeout=LIMIT)
+    out, err = program.communicate(timeout=PATIENCE)
     assert program.returncode == code, (program.args, program.returncode, out, err)
     return out, err
 
@@ -145,5 +150,5 @@ def when_ended(running: Programs) -> list[float]:
                 times[place] = time.monotonic()
         return len(times) == len(running)
 
-    until(all_have)
+    until(all_have, within=PATIENCE)
     return [times[place] for place in range(len(running))]
