@@ -17,7 +17,6 @@ from clusters import until
 
 import paceline
 
-
 PATIENCE = 90.0
 """Seconds within which programs end, each of which takes a second to start where nobody else does
 anything."""
