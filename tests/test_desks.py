@@ -97,7 +97,7 @@ def test_a_collection_that_makers_return_to_is_made_again_after_a_reset_and_a_mi
         with pytest.raises(UnknownName, match=r"^no variable 'nobody'"):
             chief.connection.call(wrong)
     assert not chief.connection.call(m.CollectionStats("c")).content["stored"]
-    number = chief.connection.call(m.Reset([""])).content
+    number, _ = chief.connection.call(m.Reset([""])).content
     named = names.key("c", "", number)
     chief.connection.call(m.OpenCollection(named, None, 2, 0, 2, 1 << 20, makers=makers))
     chief.connection.call(m.OpenCollection(named, None, 1, 0, 1, 1 << 20, makers=makers))
