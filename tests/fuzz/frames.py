@@ -280,7 +280,7 @@ def passes(data: bytes) -> bool:
 def harmless(data: bytes, container: str) -> bool:
     """Whether a server may carry these bytes out: they order nothing but what is the sender's.
 
-    Who knows the secret may well end the server, or reset what is others'.
+    Who knows the secret may well end the server, hold it up, or reset what is others'.
     """
     at = data.find(bytes([PROTOCOL]))
     while at >= 0:
@@ -294,10 +294,12 @@ def _harmless(data: bytes, container: str) -> bool:
     try:
         prefix = codec.parse_prefix(data)
         request: Any = m.decode_request(data[PREFIX.size : PREFIX.size + prefix.header])
-        if isinstance(request, m.Stop | m.RequestStop):
+        if isinstance(request, m.Stop | m.RequestStop | m.Freeze):
             return False
         if isinstance(request, m.Reset):
             return request.containers is not None and set(request.containers) <= {container}
+        if getattr(request, "container", container) != container:
+            return False
         name = getattr(request, "name", "")
         return not name or parts(name).container in ("", container)
     except PacelineError:
