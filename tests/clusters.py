@@ -22,6 +22,7 @@ beside = pytest.mark.parametrize("engine", ["threads", "processes"])
 
 
 def quiet(workers: Any = 2, engine: str = "processes", **options: Any) -> paceline.Cluster:
+    options.setdefault("post_mortem", None)
     return paceline.Cluster(workers, engine=engine, progress="quiet", **options)
 
 

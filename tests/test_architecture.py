@@ -25,14 +25,14 @@ FLOORS: dict[str, int] = {
         0: "core",
         1: "transports engines adapters checkpoints metrics functions calling blas spec secret"
         " pending",
-        2: "server connection packing placement",
+        2: "server connection packing placement post_mortems",
         3: "requests linked batches lines handles stores rows shares cuts",
         4: "reach noting variables spread queues accumulators counters readers barriers"
         " operations leaves",
         5: "replicas resources plans restoring",
         6: "session ps",
         7: "worker",
-        8: "keeping supervisor collection crew hosting hosted",
+        8: "keeping supervisor collection crew hosting hosted replay",
         9: "progress watch staff",
         10: "cluster",
         11: "paceline",  # the public names: only entry points may take them from there

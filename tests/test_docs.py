@@ -42,6 +42,7 @@ INTERNAL = {
     "Batch": {"layout"},
     "Collection": {"drain", "fail"},
     "Session": {"connection", "handle", "key", "lines"},
+    "Variable": {"last_read"},
     "Worker": {"account", "begin", "news", "take_logged", "tell", "turn_to"},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -52,7 +53,12 @@ def test_a_killed_worker_is_noticed_told_in_one_line_and_replaced(
         assert time.monotonic() - began < 1
         until(lambda: set(batches.next().data["pid"]) - {victim})
         assert accounted(batches.stats())
-    assert caplog.messages == ["worker:0 was killed by SIGKILL; it is restarted"]
+    [told] = caplog.messages
+    assert re.fullmatch(
+        r"worker:0 was killed by SIGKILL \(seed \d+, item \d+, parameters' version 1\);"
+        r" it is restarted",
+        told,
+    )
 
 
 @every_engine
@@ -80,7 +86,7 @@ def test_a_worker_that_ends_without_a_word_is_replaced() -> None:
         batches = cluster.collect(vanishes, batch_size=100)
         said = (
             r"^worker:0 failed 3 times within 60 s, its budget is restarts=2; the last time:\n"
-            r"worker:0 ended with exit status 7$"
+            r"worker:0 ended with exit status 7 \(seed \d+, item 2, parameters' version none\)$"
         )
         with pytest.raises(WorkerFailed, match=said):
             batches.next(timeout=LIMIT)

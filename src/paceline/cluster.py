@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from paceline.checkpoints import Checkpoint, CheckpointError, checked_folder
+from paceline.checkpoints import Checkpoint, CheckpointError
 from paceline.collection import Collection
 from paceline.core.account import BUSY, STARTING
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
-from paceline.core.errors import PacelineError, SchemaError
+from paceline.core.errors import PacelineError
 from paceline.core.numbers import whole
 from paceline.core.schedule import ScheduleName
 from paceline.core.spec import Spec
@@ -24,22 +24,18 @@ from paceline.core.stats import Stats
 from paceline.keeping import Keeper
 from paceline.lines import account
 from paceline.plans import FIRST_VARIABLE, planned
+from paceline.post_mortems import AUTO
 from paceline.progress import Mode
 from paceline.progress import progress as display
 from paceline.resources import CAPACITY_BYTES
 from paceline.session import Session
 from paceline.staff.base import Calls, Staff
-from paceline.staff.by_hand import ByHand
+from paceline.staff.by_hand import ByHand, check_by_hand
 from paceline.staff.launched import Launched, jobs_of
 from paceline.variables import Variable
 from paceline.watch import Watch
 
 _log = logging.getLogger("paceline")
-
-_HOSTING = (1, "processes", 3, 1, "", "unix", None)
-"""What is said of a cluster's tasks by default."""
-
-_BY_HAND = "by hand only seed and progress can be said (session.save and Supervisor save)"
 
 RETRIES = 2
 """How often a call is made again whose worker died, or took too long."""
@@ -71,6 +67,9 @@ class Cluster(Closing):
         save_every: seconds from one checkpoint to the next; `None` saves at the end, and soon after
             a variable was made.
         keep: how many checkpoints stay.
+        post_mortem: a folder for a file about each worker that fails, with which `paceline replay`
+            runs it alone again; the newest 20 stay. `auto` is one of this user's in the temporary
+            directory, where a file has 64 MB of variables at most, `None` has none written.
         progress: `live`, `plain`, `quiet`, or `auto`: live on a terminal, plain lines elsewhere.
 
     Everything of the chief's session is here too: `variable`, `queue`, `counter`, `resources`, ...
@@ -85,6 +84,7 @@ class Cluster(Closing):
 
     _closed = _failed = False
     _step = 0
+    _staff: Staff
 
     def __init__(
         self,
@@ -100,20 +100,19 @@ class Cluster(Closing):
         checkpoint: str | os.PathLike[str] | None = None,
         save_every: float | None = 600.0,
         keep: int = 5,
+        post_mortem: str | os.PathLike[str] | None = AUTO,
         progress: Mode = "auto",
     ) -> None:
         jobs = {} if isinstance(workers, Spec | Session) else jobs_of(workers)
-        said = (ps, engine, restarts, worker_threads, worker_devices, transport, checkpoint)
-        if not jobs and said != _HOSTING:
-            raise SchemaError(f"{_BY_HAND}, not what launches tasks: {said} are not {_HOSTING}")
-        folder = None if checkpoint is None else checked_folder(checkpoint)
-        self._keeper = None if folder is None else Keeper(folder, save_every, keep)
+        said = ps, engine, restarts, worker_threads, worker_devices, transport
+        if not jobs:
+            check_by_hand(*said, checkpoint, post_mortem)
+        self._keeper = None if checkpoint is None else Keeper(checkpoint, save_every, keep)
         self.seed = secrets.randbits(63) if seed is None else seed
         spent = account(STARTING)
         self._names = itertools.count(1)
         self._collections: list[Collection[Any]] = []
         self._progress = display(progress, ticks=engine != "serial")
-        self._staff: Staff
         if isinstance(workers, Spec | Session):
             self._staff = ByHand(workers, spent, seed=self.seed)
         else:
@@ -128,6 +127,7 @@ class Cluster(Closing):
                 threads=worker_threads,
                 devices=worker_devices,
                 keeper=self._keeper,
+                post_mortem=post_mortem,
             )
         self.session = self._staff.session
         self._watch = Watch(self.stats)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import checkpoints
-from paceline.checkpoints import Checkpoint, CheckpointError
+from paceline.checkpoints import Checkpoint, CheckpointError, checked_folder
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import Closed, PacelineError
 from paceline.core.numbers import whole
@@ -39,10 +39,10 @@ class Keeper:
         CheckpointError: there are checkpoints and none of them is good.
     """
 
-    def __init__(self, folder: str, every: float | None, keep: int) -> None:
+    def __init__(self, folder: str | os.PathLike[str], every: float | None, keep: int) -> None:
         self._every = checked_timeout(every, "save_every")
         self._keep = whole(keep, "keep")
-        self.folder = Path(folder).absolute()
+        self.folder = Path(checked_folder(folder)).absolute()
         self.restored: Checkpoint | None = checkpoints.latest(self.folder)
         self.launch = _launched(self.folder)
         self._steps: Callable[[], int] = lambda: 0

@@ -251,6 +251,16 @@ class Variable(Handle, Generic[T]):
             self._note(version)
         return version
 
+    def last_read(self) -> Snapshot[Any] | None:
+        """What was read last, if it is at hand still: a snapshot, or a model that is as it was."""
+        found = self._newest or self._seen.get(None)
+        if found is not None and found.version == self.held:
+            return found
+        for target, (version, mark) in list(self._filled.items()):
+            if version == self.held and fingerprint(target) == mark:
+                return Snapshot(version, target)
+        return None
+
     def tag(self, tag: str, version: int | None = None) -> int:
         """Keep a version, the current one unless told another, under a name; return the version.
 
@@ -333,7 +343,11 @@ class Variable(Handle, Generic[T]):
         return self._store.hint() == version
 
     def _note(self, version: int) -> None:
-        self.held = version
+        if version != self.held:
+            self.held = version
+            noted = self._connection.conduct.on_read
+            if noted is not None:
+                noted(self.key, version)
         if self.first_read is None:
             self.first_read = version
 

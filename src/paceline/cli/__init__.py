@@ -6,6 +6,7 @@ import click
 
 from paceline import __version__
 from paceline.cli.demo import demo
+from paceline.cli.replay import replay
 from paceline.cli.run import run
 from paceline.cli.serve import serve
 from paceline.cli.shared import shared
@@ -17,5 +18,5 @@ def main() -> None:
     """A data loader for data your model generates itself."""
 
 
-for command in (demo, run, serve, shared):
+for command in (demo, replay, run, serve, shared):
     main.add_command(command)

@@ -65,6 +65,10 @@ class CallState:
         """Whether a worker runs a call, one that was given up included."""
         return worker in self._leases or worker in self._spent
 
+    def leased(self, worker: int) -> Call | None:
+        """The call that a worker has."""
+        return self._leases.get(worker)
+
     def add(self, call: Call) -> None:
         """Take in a call."""
         self._waiting.append(call)
@@ -107,13 +111,17 @@ class CallState:
         self.retried += 1
         self._waiting.appendleft(call)
 
-    def overdue(self, now: float) -> list[Overdue]:
-        """End the leases whose time is up."""
-        found = [
-            Overdue(worker, call)
+    def due(self, now: float) -> list[int]:
+        """The workers whose leases' time is up."""
+        return [
+            worker
             for worker, call in self._leases.items()
             if call.deadline is not None and call.deadline <= now
         ]
+
+    def overdue(self, now: float) -> list[Overdue]:
+        """End the leases whose time is up."""
+        found = [Overdue(worker, self._leases[worker]) for worker in self.due(now)]
         for worker, call in found:
             del self._leases[worker]
             self._spent[worker] = call.number

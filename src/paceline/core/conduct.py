@@ -15,12 +15,14 @@ class Conduct:
 
     Attributes:
         account: where the time of waits goes, of those on the account's own thread.
+        on_read: hears of each version that is read, with the variable's key.
         before_wait: called before each request that a server may keep waiting.
         worked_off: whether a reader has told this session that there is no more to do.
         in_lockstep: whether a server may answer reads with other versions than the current ones.
     """
 
     account: Account | None = None
+    on_read: Callable[[str, int], None] | None = None
     before_wait: Callable[[], None] | None = None
     worked_off: bool = False
     in_lockstep: bool = False

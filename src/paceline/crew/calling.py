@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
+from functools import partial
 from typing import Any
 
 from paceline.core.errors import Closed, Disconnected, PacelineError, Refused, WouldBlock
@@ -36,6 +37,10 @@ class Calling:
     def has(self, seat: Seat) -> bool:
         """Whether a worker runs a call."""
         return self._calls[seat.job].has(seat.index)
+
+    def of(self, seat: Seat) -> Asked | None:
+        """What a worker runs."""
+        return self._calls[seat.job].of(seat.index)
 
     def stats(self) -> dict[str, CallStats]:
         """How the calls of each job are."""
@@ -131,12 +136,12 @@ class Calling:
         elif isinstance(event, Began):
             self._calls[seat.job].began(seat.index, event.number, now)
 
-    def died(self, seat: Seat, how: str) -> bool:
+    def died(self, seat: Seat, what: str, detail: str) -> bool:
         """A worker is dead; whether that was an input's doing, which has been seen to."""
         calls = self._calls[seat.job]
-        had = calls.died(seat.index, how)
+        had = calls.died(seat.index, f"{what}{detail}")
         if had:
-            _log.warning("%s; it is restarted", how)
+            _log.warning("%s; it is restarted%s", what, detail)
         return had
 
     def failed(self, seat: Seat, error: PacelineError) -> None:
@@ -149,8 +154,9 @@ class Calling:
     def catch_up(self, now: float) -> list[float]:
         """End what took too long and hand out what waits; when there will be more to do."""
         for job, calls in self._calls.items():
-            overdue = calls.overdue(now)
-            for seat in self._care.of(job):
+            seats = self._care.of(job)
+            overdue = calls.overdue(now, partial(self._at, seats))
+            for seat in seats:
                 late = seat.kill_at is not None and seat.kill_at <= now
                 if late:
                     seat.kill_at = None
@@ -170,6 +176,13 @@ class Calling:
         """Give futures what they are to have. Not under the lock: users hang things on them."""
         for calls in self._calls.values():
             calls.settle()
+
+    def _at(self, seats: Sequence[Seat], worker: int) -> str:
+        """What a worker is at that takes too long, as the end of a message."""
+        seat = seats[worker]
+        stacks = None if seat.task is None else seat.task.stacks()
+        told = f"; it is at:\n{stacks}" if stacks else ""
+        return told + self._care.report(seat, f"{seat.name} took too long{told}")
 
     def _check_free(self, job: str, function: Function) -> None:
         for seat in self._care.of(job):

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import reprlib
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from paceline.core.errors import PacelineError, TaskFailed, TimedOut, WorkerFail
 from paceline.core.numbers import times
 from paceline.core.stats import CallStats
 from paceline.core.waiting import NOT_YET
+from paceline.variables import Variable
 from paceline.worker.line import KEPT, Answer, Ask, Load
 
 _shown = reprlib.Repr()
@@ -26,11 +28,15 @@ _shown.maxother = _shown.maxstring = 80
 
 
 class Function(NamedTuple):
-    """A function and its resources, as they travel. The same bytes are the same function."""
+    """A function and its resources, as they travel. The same bytes are the same function.
+
+    `variables` are the keys of those that are among the resources.
+    """
 
     name: str
     key: bytes
     payload: bytes
+    variables: tuple[str, ...] = ()
 
 
 def packed(fn: Any, resources: tuple[Any, ...]) -> Function:
@@ -45,8 +51,16 @@ def packed(fn: Any, resources: tuple[Any, ...]) -> Function:
         functions.dump(fn)  # by itself, so that an error speaks of it
         raise
     return Function(
-        functions.name_of(fn), hashlib.blake2b(payload, digest_size=16).digest(), payload
+        functions.name_of(fn),
+        hashlib.blake2b(payload, digest_size=16).digest(),
+        payload,
+        variables(resources),
     )
+
+
+def variables(resources: tuple[Any, ...]) -> tuple[str, ...]:
+    """The keys of the variables among some resources."""
+    return tuple(each.key for each in resources if isinstance(each, Variable))
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +110,11 @@ class Calls:
     def has(self, worker: int) -> bool:
         """Whether a worker runs one."""
         return self._state.has(worker)
+
+    def of(self, worker: int) -> Asked | None:
+        """What a worker runs."""
+        call = self._state.leased(worker)
+        return None if call is None else self._asked.get(call.number)
 
     @property
     def open(self) -> int:
@@ -171,11 +190,15 @@ class Calls:
             )
         return call.retries is not None
 
-    def overdue(self, now: float) -> list[int]:
-        """End the calls whose time is up; the workers that still run them."""
+    def overdue(self, now: float, at: Callable[[int], str]) -> list[int]:
+        """End the calls whose time is up; the workers that still run them.
+
+        `at` says what a worker is at, as the end of a message.
+        """
+        told = {worker: at(worker) for worker in self._state.due(now) if not self._again(worker)}
         found = self._state.overdue(now)
         for worker, call in found:
-            self._timed_out(call, worker)
+            self._timed_out(call, worker, told.get(worker, ""))
         return [worker for worker, _ in found]
 
     def next_deadline(self) -> float | None:
@@ -216,14 +239,18 @@ class Calls:
             else:
                 future.set_exception(error)
 
-    def _timed_out(self, call: Call, worker: int) -> None:
+    def _again(self, worker: int) -> bool:
+        call = self._state.leased(worker)
+        return call is not None and call.again
+
+    def _timed_out(self, call: Call, worker: int, at: str = "") -> None:
         if call.again:
             self._state.again(call)
             return
         often = "" if call.begun == 1 else f", {times(call.begun)}"
         asked = self._asked[call.number]
         text = f"{asked} took more than task_timeout={call.timeout} s in {self._named(worker)}"
-        self._fail(call, TimedOut(text + often))
+        self._fail(call, TimedOut(text + often + at))
 
     def _fail(self, call: Call, error: PacelineError) -> None:
         asked = self._asked.pop(call.number)

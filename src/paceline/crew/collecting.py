@@ -93,13 +93,14 @@ class Collecting:
             if all(other.returned for other in self._making(event.collection)):
                 self._on_returned.get(event.collection, _nothing)()
             return
+        error = event.error + self._care.report(seat, event.error, event.held)
         seat.failed_at_once = seat.failed_at_once + 1 if event.items == 0 else 0
         if event.hopeless or seat.failed_at_once == 2:
-            self._care.fail(seat, WorkerFailed(f"{seat.name} cannot run:\n{event.error}"))
+            self._care.fail(seat, WorkerFailed(f"{seat.name} cannot run:\n{error}"))
         elif seat.in_lockstep:
-            self._care.fail(seat, WorkerFailed(f"{seat.name} failed; {NEEDS_ALL}:\n{event.error}"))
-        elif self._care.within_budget(seat, event.error):
-            _log.warning("%s failed, its function is started again:\n%s", seat.name, event.error)
+            self._care.fail(seat, WorkerFailed(f"{seat.name} failed; {NEEDS_ALL}:\n{error}"))
+        elif self._care.within_budget(seat, error):
+            _log.warning("%s failed, its function is started again:\n%s", seat.name, error)
             self._care.replace(seat)
 
     def failed(self, seat: Seat, error: PacelineError) -> None:

@@ -7,7 +7,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from paceline.core.budget import WINDOW, Budget
 from paceline.core.errors import Closed, Disconnected, PacelineError, WorkerFailed
@@ -15,10 +16,13 @@ from paceline.core.numbers import times, worker_seed
 from paceline.core.stats import Place
 from paceline.crew.calling import Calling
 from paceline.crew.collecting import NEEDS_ALL, Collecting
+from paceline.crew.recording import Recording
+from paceline.crew.reporting import Failure, Reporting
 from paceline.crew.seat import Care, Seat
-from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, show
+from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, hygiene, show
+from paceline.post_mortems import Folder
 from paceline.worker.life import run
-from paceline.worker.line import Ended, Setup, Started, Warned
+from paceline.worker.line import Ended, Held, Setup, Started, Warned
 
 _log = logging.getLogger("paceline")
 
@@ -41,6 +45,7 @@ class Crew(Listener, Care):
         threads: int,
         devices: str,
         launch: int = 0,
+        post_mortem: Folder | None = None,
     ) -> None:
         self.seats = [
             Seat(job, index, Budget(restarts))
@@ -49,6 +54,7 @@ class Crew(Listener, Care):
         ]
         self.calling = Calling(self, list(jobs), kills=engine.kills)
         self.collecting = Collecting(self, self.calling.open)
+        self.reporting = Reporting(post_mortem, beside=engine.concurrent)
         self._engine = engine
         self._setup = setup
         self._seed = seed
@@ -134,7 +140,10 @@ class Crew(Listener, Care):
         if self._thread is not None and not self.is_here:
             self._thread.join()
         self._end_calls()
+        self.reporting.close()
         for seat in self.seats:
+            if seat.record is not None:
+                seat.record.close()
             if seat.task is not None and not seat.up:
                 # It is on its way to a server that is about to end, and has begun nothing.
                 seat.task.kill()
@@ -172,6 +181,42 @@ class Crew(Listener, Care):
         if seat.task is not None:
             seat.task.kill()
 
+    def report(self, seat: Seat, how: str, held: Sequence[Held] = ()) -> str:
+        asked, work, record = self.calling.of(seat), seat.work, seat.record
+        if record is None or (asked is None and (work is None or seat.returned)):
+            return ""
+        found = record.seen()
+        if asked is not None:
+            name, variables = asked.function.name, asked.function.variables
+            function, given, shown = asked.function.payload, asked.input, str(asked)
+        else:
+            assert work is not None
+            name, variables = work.name, work.variables
+            function, given, shown = work.payload, None, None
+        return self.reporting.report(
+            Failure(
+                seat.name,
+                seat.seed,
+                how,
+                found,
+                record.output,
+                hygiene(TaskSpec("", run, threads=self._threads, devices=self._devices)),
+                name,
+                function,
+                given,
+                shown,
+                found.items if asked is None else None,
+                variables,
+                held,
+            )
+        )
+
+    def stacks(self, worker: str) -> str | None:
+        """What a worker runs in Python, if that can be told."""
+        with self.lock:
+            task = next((seat.task for seat in self.seats if seat.name == worker), None)
+        return None if task is None else task.stacks()
+
     def within_budget(self, seat: Seat, error: str) -> bool:
         if seat.budget.allow(time.monotonic()):
             return True
@@ -192,6 +237,9 @@ class Crew(Listener, Care):
         self._note(task, message)
 
     def printed(self, task: Task, line: str, stream: Stream, /) -> None:
+        seat = self._by_task.get(task)
+        if seat is not None and seat.record is not None and stream == "stderr":
+            seat.record.printed(line)
         try:
             show(task, line, stream)
         except (OSError, ValueError) as e:  # a broken pipe, a full disk; it is closed
@@ -259,10 +307,25 @@ class Crew(Listener, Care):
 
     def _start(self, seat: Seat) -> None:
         seat.due, seat.up, seat.loaded = None, False, {}
-        spec = TaskSpec(seat.name, run, threads=self._threads, devices=self._devices)
+        seat.seed = self._seed_of(seat)
+        setup = self._setup(seat.job, seat.index, seat.seed)
+        if seat.record is not None:
+            seat.record.close()
+        try:
+            seat.record = Recording(shared=setup.alone)
+        except OSError as e:
+            seat.record = None
+            raise WorkerFailed(f"start {seat.name!r}: {e}") from e
+        spec = TaskSpec(
+            seat.name,
+            run,
+            threads=self._threads,
+            devices=self._devices,
+            inherit=seat.record.inherit,
+        )
         seat.task = self._engine.start(spec, self)
         self._by_task[seat.task] = seat
-        seat.send(self._setup(seat.job, seat.index, self._seed_of(seat)))
+        seat.send(replace(setup, box=seat.record.place, keeps=self.reporting.keeps))
         seat.starts, seat.began = seat.starts + 1, time.monotonic()
         if seat.work is not None and not seat.returned:
             seat.send(seat.work)
@@ -291,9 +354,12 @@ class Crew(Listener, Care):
         expected = seat.expected_end or (how.signal == "SIGINT" and not self.concurrent)
         seat.expected_end = False
         seat.task, seat.up, seat.kill_at = None, False, None
-        detail = f"\n{how.error.rstrip()}" if how.error else ""
-        what = f"{seat.name} {how.told}"
-        if self.calling.died(seat, f"{what}{detail}") or expected:
+        words = how.error or (seat.record.last_words if seat.record is not None else "")
+        detail = f"\n{words.rstrip()}" if words else ""
+        what = f"{seat.name} {how.told}{seat.where(calls=self.calling.has(seat))}"
+        if not expected:
+            detail += self.report(seat, f"{what}{detail}")
+        if self.calling.died(seat, what, detail) or expected:
             seat.due = time.monotonic() + self._back_off(seat)
         elif seat.returned and not self.calling.open(seat.job):
             # It has nothing to do; the next work has it started again.

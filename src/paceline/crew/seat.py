@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from paceline.core.budget import Budget
 from paceline.core.errors import Closed, PacelineError
+from paceline.crew.recording import Recording, where
 from paceline.engines.base import Task
-from paceline.worker.line import Collect
+from paceline.worker.line import Collect, Held
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +20,7 @@ class Seat:
     """A worker's place: its task stays the same when its process is another one.
 
     `due` is when it is to be started again, `kill_at` when it is to be replaced unless it has
-    answered.
+    answered. `seed` and `record` are those of its newest process.
     """
 
     job: str
@@ -27,6 +28,8 @@ class Seat:
     budget: Budget
     task: Task | None = None
     work: Collect | None = None
+    seed: int = 0
+    record: Recording | None = None
     starts: int = 0
     began: float = 0.0
     up: bool = False
@@ -56,6 +59,13 @@ class Seat:
     def hopeless(self) -> bool:
         """Whether it is dead and will not be started again by itself."""
         return self.task is None and self.due is None
+
+    def where(self, *, calls: bool) -> str:
+        """How far the function got that it runs, or a call, in brackets; empty without one."""
+        if self.record is None or (self.free and not calls):
+            return ""
+        stamps = None if self.work is None else self.work.version_of
+        return f" ({where(self.seed, self.record.seen(), stamps, items=not calls)})"
 
     def send(self, message: object) -> None:
         """Tell its worker something, if there is one."""
@@ -105,6 +115,10 @@ class Care(ABC):
     @abstractmethod
     def replace(self, seat: Seat) -> None:
         """End a worker's process and start another: nobody knows what is left in this one."""
+
+    @abstractmethod
+    def report(self, seat: Seat, how: str, held: Sequence[Held] = ()) -> str:
+        """Have what a seat's worker ran kept for a replay; a line that says where, or nothing."""
 
     @abstractmethod
     def within_budget(self, seat: Seat, error: str) -> bool:

@@ -4,6 +4,8 @@
 takes long to import comes after the task is tied to its launcher.
 """
 
+import _thread
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -20,6 +22,13 @@ HEADER = struct.Struct("!BQ")
 MESSAGE, FAILURE = 0, 1
 
 _PR_SET_PDEATHSIG = 1
+
+# Has a process write down its Python stacks, whatever it is at. Not one of those that programs use
+# for themselves; where there is no such, one that does nothing by default.
+STACKS: int = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGINFO", 0)
+
+# What the file of the stacks begins with: the thread that is to write them, or 0.
+SCRIBE = struct.Struct("!Q")
 
 
 class Frames:
@@ -58,11 +67,12 @@ class Frames:
 
 def main() -> None:
     """Tie this process to its launcher, look for modules where it does, and run what it sends."""
-    _, _, descriptor, launcher = sys.argv
+    _, _, descriptor, launcher, stacks = sys.argv
     _die_with(int(launcher))
     line = socket.socket(fileno=int(descriptor))
     line.set_inheritable(False)
     faulthandler.enable()
+    _be_ready_to_show_stacks(int(stacks))
     # Ctrl-C is for the launcher to handle. Were it ignored instead of caught, the programs that
     # this task starts would ignore it too.
     signal.signal(signal.SIGINT, lambda number, frame: None)
@@ -77,6 +87,26 @@ def _die_with(launcher: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher:  # it ended before that took effect
         sys.exit(1)
+
+
+def _be_ready_to_show_stacks(file: int) -> None:
+    """Have `STACKS` write all stacks to a file, also while another thread's code never returns."""
+    os.set_inheritable(file, False)
+    scribe = 0
+    if sys.platform == "linux":
+        # One that always waits: a signal to it cuts short nobody's call in the kernel. All others
+        # stay those of the main thread.
+        never = _thread.allocate_lock()
+        never.acquire()
+        others = set(signal.valid_signals()) - {STACKS}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, others)
+        _thread.start_new_thread(never.acquire, ())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with contextlib.suppress(OSError, ValueError):
+            [scribe] = {int(n) for n in os.listdir("/proc/self/task")} - {os.getpid()}
+    os.write(file, SCRIBE.pack(scribe))
+    if STACKS:
+        faulthandler.register(STACKS, file, all_threads=True)
 
 
 def _next_body(line: socket.socket) -> bytearray:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, final
 
 from paceline.core.closing import Closing
@@ -29,6 +30,7 @@ _THREADS = (
     "PJRT_NPROC",  # XLA's pools on the CPU; it has no flag for them
     "VECLIB_MAXIMUM_THREADS",
 )
+_OURS = f'  File "{Path(__file__).parents[1]}/'
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -141,6 +143,13 @@ class Task(ABC):
     def _deliver(self, message: object) -> None:
         """Put `message` on the line to the task."""
 
+    def stacks(self) -> str | None:
+        """What its threads run in Python, the innermost call first; `None` if nobody can tell.
+
+        It goes on as if nothing had been asked.
+        """
+        return None
+
     @abstractmethod
     def kill(self) -> None:
         """End the task and the processes that it started, at once; its listener hears of it."""
@@ -202,6 +211,21 @@ class Engine(Closing):
 def show(task: Task, line: str, stream: Stream) -> None:
     """Print a line of a task's output, with its name in front."""
     print(f"[{task.name}] {line}", file=sys.stderr if stream == "stderr" else sys.stdout)
+
+
+def readable(stacks: str) -> str:
+    """Stacks as the interpreter writes them, without our own calls that lead to the user's."""
+    found = []
+    for part in stacks.split("\n\n"):
+        if '  File "' not in part:
+            continue
+        lines = part.splitlines()
+        kept = list(lines)
+        while len(kept) > 1 and (kept[-1].startswith(_OURS) or "/threading.py" in kept[-1]):
+            kept.pop()
+        # Without a call of the user's, ours are all there is.
+        found += kept if len(kept) > 1 else lines
+    return "\n".join(found)
 
 
 def received(link: Link) -> Generator[bool, None, object]:

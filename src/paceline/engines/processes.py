@@ -24,6 +24,7 @@ from paceline.engines._guard import Guard
 from paceline.engines._link import work
 from paceline.engines._loop import READ, WRITE, Loop
 from paceline.engines._output import Lines
+from paceline.engines._stacks import Stacks
 from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, hygiene
 
 READ_SIZE = 64 * 1024
@@ -47,6 +48,7 @@ class ProcessTask(Task):
         listener: Listener,
         process: subprocess.Popen[bytes],
         line: socket.socket,
+        stacks: Stacks,
         loop: Loop,
         on_end: Callable[["ProcessTask"], None],
     ) -> None:
@@ -54,6 +56,7 @@ class ProcessTask(Task):
         self._listener = listener
         self._process = process
         self._line = line
+        self._stacks = stacks
         self._loop = loop
         self._on_end = on_end
         self._frames = Frames()
@@ -88,6 +91,9 @@ class ProcessTask(Task):
     def queue(self, body: bytes) -> None:
         """Send what is pickled already."""
         self._loop.post(functools.partial(self._queue, body))
+
+    def stacks(self) -> str | None:
+        return self._stacks.of(self.pid)
 
     def kill(self) -> None:
         self._loop.post(self._kill)
@@ -225,6 +231,7 @@ class ProcessTask(Task):
             self._report(stream, b"", final=True)
         for number in tuple(self._open):
             self._close(number)
+        self._stacks.close()
         self._on_end(self)
         self._exit = _exit(self._process.wait(), self._error)
         self._loop.tell(self._listener.ended, self, self._exit)
@@ -308,14 +315,14 @@ class ProcessEngine(Engine):
             raise Closed(f"{what}: the engine is closed")
         try:
             self._guard.start()
-            process, line = _open_process(spec)
+            process, line, stacks = _open_process(spec)
         except OSError as error:
             raise WorkerFailed(
                 f"{what}: {error}; {len(self._tasks)} tasks run, a process may "
                 f"have {os.sysconf('SC_OPEN_MAX')} descriptors"
             ) from error
         self._guard.add(process.pid)
-        task = ProcessTask(spec, listener, process, line, self._loop, self._forget)
+        task = ProcessTask(spec, listener, process, line, stacks, self._loop, self._forget)
         self._tasks.add(task)
         task.queue(pickle.dumps((sys.path, sys.argv), PROTOCOL))
         task.queue(pickle.dumps(work, PROTOCOL))
@@ -353,24 +360,29 @@ class ProcessEngine(Engine):
         self._guard.close()
 
 
-def _open_process(spec: TaskSpec) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the interpreter of a task; return it with the launcher's end of its line."""
+def _open_process(spec: TaskSpec) -> tuple[subprocess.Popen[bytes], socket.socket, Stacks]:
+    """Start the interpreter of a task; return it with the launcher's ends of what ties them."""
     ours, theirs = socket.socketpair()
-    number = theirs.fileno()
+    number = str(theirs.fileno())
+    stacks: Stacks | None = None
     try:
+        stacks = Stacks()
+        place = str(stacks.descriptor)
         process = subprocess.Popen(
-            [sys.executable, "-P", _child.__file__, spec.name, str(number), str(os.getpid())],
+            [sys.executable, "-P", _child.__file__, spec.name, number, str(os.getpid()), place],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             env={**os.environ, **hygiene(spec)},
-            pass_fds=(number, *spec.inherit),
+            pass_fds=(theirs.fileno(), stacks.descriptor, *spec.inherit),
             process_group=0,  # a Ctrl-C in the terminal is for the launcher
         )
     except BaseException:
         ours.close()
+        if stacks is not None:
+            stacks.close()
         raise
     finally:
         theirs.close()
-    return process, ours
+    return process, ours, stacks

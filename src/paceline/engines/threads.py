@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 import traceback
 
 from paceline.core.errors import Closed, TimedOut
-from paceline.engines.base import Engine, Exit, Link, Listener, Task, TaskSpec, run_through
+from paceline.engines.base import (
+    Engine,
+    Exit,
+    Link,
+    Listener,
+    Task,
+    TaskSpec,
+    readable,
+    run_through,
+)
 
 
 class _Hangup:
@@ -56,6 +66,16 @@ class ThreadTask(Task):
     def heard(self, message: object) -> None:
         """Hand a message of the task to its listener."""
         self._listener.received(self, message)
+
+    def stacks(self) -> str | None:
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        if frame is None:
+            return None
+        calls = [
+            f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}'
+            for each, line in traceback.walk_stack(frame)
+        ]
+        return readable("\n".join([f"{self.thread.name} (most recent call first):", *calls]))
 
     def kill(self) -> None:
         """Hang up: nothing can end a thread but itself, at its next look at the line."""

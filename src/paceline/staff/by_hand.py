@@ -31,6 +31,7 @@ from paceline.core.spec import Spec, Task
 from paceline.core.stats import Place, Stats
 from paceline.packing import copied, memory, pack
 from paceline.plans import Plan
+from paceline.post_mortems import AUTO
 from paceline.reach import Waiting
 from paceline.session import Session
 from paceline.staff.base import Calls, F, OnChange, Staff
@@ -40,6 +41,11 @@ from paceline.worker.own import Own, once, yielded
 T = TypeVar("T")
 
 _log = logging.getLogger("paceline")
+
+_HOSTING = (1, "processes", 3, 1, "", "unix", None, AUTO)
+"""What is said of a cluster's tasks by default."""
+
+_BY_HAND = "by hand only seed and progress can be said (session.save and Supervisor save)"
 
 LOOK = 2.0
 """Seconds after which the chief looks again who is missing."""
@@ -348,6 +354,12 @@ class _Hands:
     def drive(self) -> bool:
         """Nobody waits for this thread."""
         return False
+
+
+def check_by_hand(*said: Any) -> None:
+    """Refuse what only tasks that are launched can be told."""
+    if said != _HOSTING:
+        raise SchemaError(f"{_BY_HAND}, not what launches tasks: {said} are not {_HOSTING}")
 
 
 def _acting(session: Session) -> list[str]:

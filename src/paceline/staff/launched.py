@@ -13,17 +13,22 @@ from paceline import blas, functions
 from paceline.collection import Collection
 from paceline.core.account import CALLS, Account
 from paceline.core.errors import Disconnected, PacelineError, SchemaError
+from paceline.core.names import parts
 from paceline.core.numbers import whole
 from paceline.core.stats import Stats
-from paceline.crew.calls import Asked, packed
+from paceline.crew.calls import Asked, packed, variables
 from paceline.crew.crew import Crew
 from paceline.hosting import hosting
 from paceline.keeping import Keeper
 from paceline.plans import Plan
+from paceline.post_mortems import Folder
 from paceline.staff.base import Calls, OnChange, Staff
 from paceline.worker.line import Collect
 
 _log = logging.getLogger("paceline")
+
+FETCHING = 5.0
+"""Seconds to wait for a variable that belongs into a post-mortem."""
 
 OnEnd: TypeAlias = Callable[[str], None]
 """Hears how a server ended."""
@@ -58,6 +63,7 @@ class Launched(Staff):
         threads: int,
         devices: str,
         keeper: Keeper | None = None,
+        post_mortem: Any = None,
     ) -> None:
         self._account = account
         least_epoch = 0 if keeper is None else keeper.least_epoch
@@ -72,6 +78,7 @@ class Launched(Staff):
             threads=threads,
             devices=devices,
             launch=0 if keeper is None else keeper.launch,
+            post_mortem=None if post_mortem is None else Folder(post_mortem),
         )
         try:
             self._hosting.start(_weakly(self._server_ended))
@@ -79,6 +86,7 @@ class Launched(Staff):
                 self._crew.begin()
             self.session = self._hosting.chief()
             self.session.lines.conduct.account = account
+            self._crew.reporting.fetch = self._fetch
             if keeper is not None:
                 # No worker sees what was not restored yet.
                 keeper.restore(self.session)
@@ -114,7 +122,15 @@ class Launched(Staff):
         )
         on_change(made)
         ahead = plan.ahead(self._crew.count(job))
-        work = Collect(name, payload, plan.stamps, ahead, plan.schedule)
+        work = Collect(
+            name,
+            payload,
+            plan.stamps,
+            ahead,
+            plan.schedule,
+            functions.name_of(plan.fn),
+            variables(plan.resources),
+        )
         try:
             self._crew.collecting.give(job, work, made.fail, made.drain)
         except PacelineError:
@@ -167,6 +183,18 @@ class Launched(Staff):
             if hasattr(self, "session"):
                 steps.callback(self.session.close)
             steps.callback(self._crew.close)
+
+    def stacks(self, worker: str) -> str | None:
+        """What a worker runs in Python at this moment, if that can be told."""
+        return self._crew.stacks(worker)
+
+    def _fetch(self, key: str) -> tuple[int, Any]:
+        """The newest version of a variable, by its key."""
+        known = parts(key)
+        with self.session.lines.inside(known.container, known.generation):
+            variable = self.session.variable(known.name, timeout=FETCHING)
+        found = variable.read(timeout=FETCHING)
+        return found.version, found.tree
 
     def _turns(self, plan: Plan, job: str) -> list[str] | None:
         """The workers in the order of their turns, where they take turns."""

@@ -132,6 +132,7 @@ class Collector:
             self._held.append(pack_item(arena, item, what, version, logged))
         except SchemaError as e:
             raise SchemaError(f"{e} (yielded at {_place(self._made)})") from None
+        self._worker.box.made(self._held[-1][0].layout)
         self.items += 1
         self._credits -= 1
 

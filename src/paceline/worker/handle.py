@@ -14,7 +14,7 @@ from paceline.core.tree import build, decoded, flatten
 from paceline.engines.base import Link
 from paceline.pending import within
 from paceline.session import Session
-from paceline.worker.line import Setup, StopJob
+from paceline.worker.line import Setup, StopJob, black_box
 
 TELL_EVERY = 0.1
 """Seconds between what a worker tells of its time."""
@@ -36,6 +36,8 @@ class Worker:
         self.seed = setup.seed
         self.session = session
         self._link = link
+        self.box = black_box(setup.box)
+        session.lines.conduct.on_read = self.box.read
         self.later: list[object] = []
         self._logged: dict[str, list[float]] = {}
         self._stopped: set[str | int] = set()
@@ -131,6 +133,7 @@ class Worker:
     def begin(self, work: str | int) -> None:
         """A function starts, for a collection or a call."""
         self._current = work
+        self.box.begin()
         self._stopped &= {work}
         self._logged = {}
 

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from paceline import blas, functions
+from paceline.adapters.base import convert
 from paceline.calling import told
 from paceline.core import messages as m
+from paceline.core import tree as trees
 from paceline.core.account import BUSY, IDLE, STARTING
 from paceline.core.errors import (
     Closed,
@@ -23,13 +25,15 @@ from paceline.core.errors import (
     WasReset,
     WouldBlock,
 )
+from paceline.core.tree import Array
 from paceline.engines.base import Link, received
 from paceline.lines import account
 from paceline.session import Session
+from paceline.variables import Variable
 from paceline.worker.caller import Caller
 from paceline.worker.collector import Collector, entered, goes_on
 from paceline.worker.handle import Worker
-from paceline.worker.line import Ask, Collect, Ended, Load, Setup, Started, Warned
+from paceline.worker.line import Ask, Collect, Ended, Held, Load, Setup, Started, Warned
 
 
 def run(link: Link) -> Generator[bool, None, None]:
@@ -40,8 +44,7 @@ def run(link: Link) -> Generator[bool, None, None]:
         setup = yield from received(link)
         assert isinstance(setup, Setup)
         if setup.alone:
-            random.seed(setup.seed)
-            np.random.seed(setup.seed % (1 << 32))
+            seed_libraries(setup.seed)
         channel = setup.channel() if setup.channel is not None else None
         session = Session(
             setup.target, secret=setup.secret, job=setup.job, index=setup.index, channel=channel
@@ -58,7 +61,7 @@ def run(link: Link) -> Generator[bool, None, None]:
             job = worker.later.pop(0) if worker.later else (yield from received(link))
             worker.turn_to(BUSY)
             if isinstance(job, Collect):
-                yield from _collect(worker, job, setup.alone, link.waits)
+                yield from _collect(worker, job, setup, link.waits)
             elif isinstance(job, Load):
                 caller.load(job)
             elif isinstance(job, Ask):
@@ -72,8 +75,11 @@ def run(link: Link) -> Generator[bool, None, None]:
             session.close()
 
 
-def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generator[bool, None, None]:
+def _collect(
+    worker: Worker, job: Collect, setup: Setup, waits: bool
+) -> Generator[bool, None, None]:
     collector: Collector | None = None
+    held: tuple[Held, ...] = ()
     error: str | None = None
     hopeless = False
     worker.begin(job.collection)
@@ -84,8 +90,8 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
         # One handle for each name, so that a read through any of its mentions stamps.
         loaded: Any = functions.load(job.payload, functools.cache(worker.session.handle))
         fn, resources = loaded
-        if alone:
-            _seed_framework(worker.seed)
+        if setup.alone:
+            seed_framework(worker.seed)
             _warn(worker, job)
         collector = Collector(worker, job, line, fn, resources, waits=waits)
         yield from collector.steps()
@@ -103,6 +109,8 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
             raise
         where = f"\n({collector.where()})" if collector else ""
         error, hopeless = told(e) + where, collector is None
+        if collector is not None:
+            held = _held(resources, setup.keeps)
     if error is None and job.schedule == "lockstep":
         with suppress(PacelineError):
             # Nobody else can take its turns.
@@ -110,8 +118,25 @@ def _collect(worker: Worker, job: Collect, alone: bool, waits: bool) -> Generato
     with suppress(PacelineError):  # whoever asks next hears of a lost server
         for each in lines.all:
             each.tell(m.Free())
-    worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless))
+    worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless, held))
     yield True
+
+
+def _held(resources: tuple[Any, ...], most: int) -> tuple[Held, ...]:
+    """What a function that failed had read last, as far as it is still there."""
+    found: list[Held] = []
+    for each in resources:
+        snapshot = each.last_read() if isinstance(each, Variable) else None
+        if snapshot is None:
+            continue
+        with suppress(SchemaError):  # a model that the function has made into something else
+            flat = trees.flatten(snapshot.tree, convert)
+            most -= flat.nbytes
+            if most >= 0:
+                content: Array = np.empty(flat.nbytes, np.uint8)
+                flat.write(memoryview(content.data))
+                found.append(Held(each.key, snapshot.version, flat.layout, flat.values, content))
+    return tuple(found)
 
 
 def _warn(worker: Worker, job: Collect) -> None:
@@ -122,7 +147,14 @@ def _warn(worker: Worker, job: Collect) -> None:
             worker.tell(Warned(job.collection, text))
 
 
-def _seed_framework(seed: int) -> None:
+def seed_libraries(seed: int) -> None:
+    """Seed what every process has, before anything of the user's is loaded."""
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+
+
+def seed_framework(seed: int) -> None:
+    """Seed what the function has brought along."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.black_box import SIZE, BlackBox
 from paceline.core.schedule import ScheduleName
 from paceline.core.tree import Array
 from paceline.transports.base import Channel
@@ -15,7 +18,9 @@ from paceline.transports.base import Channel
 class Setup:
     """A worker's first message: who it is, and where the server is.
 
-    `alone`: in an interpreter of its own, whose random numbers it may seed.
+    `alone`: in an interpreter of its own, whose random numbers it may seed. `box` is where it notes
+    what it is at: memory, or a descriptor of some. What it had read when its function fails is told
+    up to `keeps` bytes.
     """
 
     target: str | None
@@ -25,6 +30,8 @@ class Setup:
     seed: int
     channel: Callable[[], Channel] | None = None
     alone: bool = False
+    box: int | bytearray | None = None
+    keeps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,8 @@ class Collect:
     """Run a generator function, and offer what it yields. `payload` is (fn, resources).
 
     A worker with quick items may have up to `ahead` of them admitted at a time. In lockstep a
-    worker that fails is not started again.
+    worker that fails is not started again. `name` is the function's, `variables` the keys of those
+    among its resources.
     """
 
     collection: str
@@ -40,6 +48,8 @@ class Collect:
     version_of: str | None
     ahead: int = 1
     schedule: ScheduleName = "lag"
+    name: str = ""
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +65,28 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The version of a variable that a function had when it failed: a tree taken apart."""
+
+    key: str
+    version: int
+    layout: bytes
+    values: tuple[Any, ...]
+    content: Array
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """How a function ended: of itself, because its collection did, or with an error.
 
-    `hopeless` says that it would end in the same way again.
+    `hopeless` says that it would end in the same way again. `held` is what it had read last.
     """
 
     collection: str
     items: int
     error: str | None = None
     hopeless: bool = False
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +137,12 @@ class Answer:
     values: tuple[Any, ...] = ()
     content: Array | None = None
     error: tuple[str, str] | None = None
+
+
+def black_box(place: int | bytearray | None) -> BlackBox:
+    """Where a worker notes what it is at, as its `Setup` says; without a place nobody reads it."""
+    if isinstance(place, int):
+        memory = mmap.mmap(place, SIZE)
+        os.close(place)
+        return BlackBox(memoryview(memory))
+    return BlackBox(bytearray(SIZE) if place is None else place)
