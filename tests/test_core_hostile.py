@@ -236,6 +236,11 @@ def test_a_reset_of_a_number_that_none_can_have_is_refused_and_holds_up_no_other
     assert state.reset(["c"], "", most - 1) == most - 1
     if most < NUMBERS:
         assert state.reset(["c"], "") == most
+        other = ContainerState(epoch)
+        for container in ["d", "d", "e"]:
+            number = state.reset([container], "")
+            assert other.reset([container], "", number) == number
+        assert number == 4 + ((epoch + FUTURE // 2) << EPOCH_BITS)
 
 
 def test_what_is_no_frame_is_shown_from_where_it_begins() -> None:

@@ -52,6 +52,8 @@ class ContainerState:
     def __init__(self, epoch: int = 0) -> None:
         self.latest = epoch << EPOCH_BITS
         self._most = min(NUMBERS, (epoch + FUTURE) << EPOCH_BITS)
+        # Whatever lie the first server was told, the others believe the numbers it then gives.
+        self._believed = min(NUMBERS, (epoch + FUTURE // 2) << EPOCH_BITS)
         self.made: dict[tuple[str, str], Made] = {}
         self._all = Reset()
         self._of: dict[str, Reset] = {}
@@ -63,20 +65,25 @@ class ContainerState:
             SchemaError: one can be no container, too many were reset by name, or no reset can have
                 that number.
         """
-        # Its own count goes on above any that it was told.
-        most = NUMBERS if number is None else self._most
+        known = None if containers is None else {checked_container(each) for each in containers}
+        counts = number is None
         if number is None:
-            number = self.latest + 1
+            # Above all that was told of these containers, be it true or not.
+            before = self._of.values() if known is None else map(self._last, known)
+            number = 1 + max([self.latest, *(each.number for each in before)])
+        most = NUMBERS if counts else self._most
         if not 0 < number < most:
             raise SchemaError(f"no reset has the number {number}; they are 1 to {most - 1}")
-        known = None if containers is None else {checked_container(each) for each in containers}
         many = len(self._of.keys() | (known or ()))
         if many > CONTAINERS:
             raise SchemaError(
                 f"{many} containers were reset by name, {CONTAINERS} may be: reset all of them once"
             )
         new = Reset(number, by)
-        self.latest = max(self.latest, new.number)
+        if counts:
+            self.latest += 1
+        else:
+            self.latest = max(self.latest, min(number, self._believed))
         if known is None:
             self._all = max(self._all, new)
             self._of = {each: last for each, last in self._of.items() if last > self._all}
