@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from paceline.core.accumulator_state import AccumulatorState
+from paceline.core.accumulator_state import AccumulatorState, Gradient
 from paceline.core.arithmetic import mean, mean_values
 from paceline.core.errors import SchemaError, WorkerLeft
+from paceline.core.facts import AccumulatorFacts
 from paceline.core.tree import flatten
 from paceline.core.versions import first
 from paceline.core.waiting import NOT_YET, Stored
@@ -128,6 +129,23 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.ended["taken"] += wanted
         self.step_taken = True
         self.drop(self.version + 1, "late")
+
+    @rule()
+    def is_noted_and_made_again(self) -> None:
+        noted = self.state.noted()
+        assert isinstance(noted.facts, AccumulatorFacts)
+        held = [
+            Gradient(piece.about, piece.head.version if self.linked else None, tree(mark), None)
+            for piece in noted.pieces()
+            for (mark,) in piece.head.columns
+        ]
+        self.state = made(variable="v" if self.linked else None, max_lag=self.max_lag)
+        self.state.advance(self.version)
+        assert self.state.pristine
+        self.state.revive(noted.facts, held)
+        # Nobody contributes but who comes again.
+        self.there, self.gone = set(), set()
+        self.held = [("", version, mark) for _, version, mark in self.held]
 
     @invariant()
     def nothing_is_lost_or_counted_twice(self) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from paceline.core.errors import Closed, SchemaError
+from paceline.core.facts import ReaderFacts
 from paceline.core.reader_state import EPOCHS, PIECES, Content, ReaderState, Terms, shuffled
 from paceline.core.waiting import NOT_YET
 
@@ -117,6 +118,26 @@ class ReaderMachine(RuleBasedStateMachine):
             self.reader.close()
             self.open = False
             self.last = self.reader.epoch + 1
+
+    @rule()
+    def is_noted_and_made_again(self) -> None:
+        noted = self.reader.noted()
+        facts = noted.facts
+        assert isinstance(facts, ReaderFacts)
+        content = [
+            (piece.head.layout, list(row))
+            for piece in noted.pieces()
+            for row in zip(*piece.head.columns, strict=True)
+        ]
+        before = self.reader
+        self.reader = ReaderState.again("r", facts, content)
+        assert self.reader.pristine
+        assert self.reader.definition == before.definition
+        self.reader.revive(facts, content)
+        assert self.reader.closed == before.closed
+        assert self.reader.nbytes == before.nbytes
+        self.back += [(epoch, number) for _, epoch, number, _ in self.held.values()]
+        self.held = {}
 
     @invariant()
     def everything_is_accounted_for(self) -> None:

@@ -145,6 +145,82 @@ def test_counters_bounds_and_tags_come_back(tmp_path: Path) -> None:
         assert len(net.memory()["versions"]) == 2
 
 
+def test_an_accumulator_comes_back_with_its_gradients(tmp_path: Path) -> None:
+    def fill(session: paceline.Session) -> None:
+        net = session.variable("net", np.zeros(2))
+        mean = session.accumulator("mean", variable=net, max_lag=1)
+        free = session.accumulator("free", like=0.0)
+        assert mean.apply(np.full(2, 1.0), net.version)
+        mean.take(1)
+        net.assign(np.zeros(2))
+        for number in (3.0, 5.0):
+            assert mean.apply(np.full(2, number), net.version)
+            free.apply(number)
+
+    with moved(tmp_path, fill) as session:
+        net = session.variable("net")
+        mean = session.accumulator("mean", variable=net, max_lag=1)
+        assert mean.stats() | {"left": []} == {
+            "applied": 3, "taken": 1, "dropped": {}, "held": 2, "contributors": [], "left": [],
+        }  # fmt: skip
+        found = mean.take(2)
+        assert (found.tree.tolist(), found.version) == ([4, 4], net.version)
+        assert session.accumulator("free").take(2).tree == 4
+        # It hears of the variable's versions, and drops what they make too old.
+        assert mean.apply(np.zeros(2), net.version - 1) is False
+        net.assign(np.zeros(2))
+        assert mean.apply(np.zeros(2), net.version)
+        net.assign(np.zeros(2))
+        net.assign(np.zeros(2))
+        assert mean.stats()["dropped"] == {"late": 1, "stale": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reader_comes_back_and_what_was_leased_is_handed_out_again(
+    tmp_path: Path, stream: bool
+) -> None:
+    def fill(session: paceline.Session) -> None:
+        epochs = 1 if stream else 2
+        reader = session.reader(
+            "files", list("abcdef"), epochs=epochs, shuffle=not stream, seed=1, stream=stream
+        )
+        if stream:
+            reader.add(["g"])
+        for _ in range(2):
+            assert reader.next().done()
+        call = session.connection.call
+        heads = [call(m.NextPiece("files", 0, 0.0)) for _ in range(2)]
+        session.save(tmp_path)
+        rest.extend(head.values[0] for head in heads)
+        for head in heads:
+            call(m.EndPiece("files", head.delivery, False))
+        rest.extend(piece.value for piece in _drained(reader, stream))
+
+    rest: list[str] = []
+    with paceline.Session() as first:
+        fill(first)
+    with paceline.Session() as session:
+        session.restore(tmp_path)
+        reader = session.reader("files")
+        again = [piece.value for piece in _drained(reader, stream)]
+        assert again == rest
+        counted = reader.stats()["epochs"]
+        assert counted[0]["done"] == counted[0]["pieces"] == 6 + stream
+        assert counted[0]["redelivered"] == 2
+
+
+def _drained(reader: paceline.Reader, stream: bool) -> Iterator[Any]:
+    if stream:
+        reader.close()
+    yield from reader
+
+
+def test_a_barrier_comes_back_as_it_was_made(tmp_path: Path) -> None:
+    with moved(tmp_path, lambda session: session.barrier("gate", 1).wait()) as session:
+        assert session.barrier("gate").n == 1
+        assert session.resources()["barriers"]["gate"]["rounds"] == 0
+
+
 def test_stamps_are_as_far_from_their_variable_as_they_were(tmp_path: Path) -> None:
     def fill(session: paceline.Session) -> None:
         net = session.variable("net", np.zeros(3))
@@ -394,9 +470,13 @@ def test_all_of_it_goes_to_another_number_of_servers(tmp_path: Path) -> None:
             if session.restore(tmp_path / "saved") is None:
                 for n, task in enumerate(session.servers()):
                     with session.device(task):
-                        session.variable(f"v{n}", np.full(2, n)).tag("old")
-                        session.variable(f"v{n}").assign(np.full(2, n + 10))
+                        session.variable(f"v{n}", np.full(2, 0.0 + n)).tag("old")
+                        session.variable(f"v{n}").assign(np.full(2, n + 10.0))
                         session.queue(f"q{n}", 5).enqueue(n)
+                    # It is where its variable is.
+                    session.accumulator(f"a{n}", variable=f"v{n}").apply(
+                        np.ones(2), session.variable(f"v{n}").version
+                    )
                 net = session.spread("net", {"a": np.zeros(3), "b": np.zeros(2)})
                 net.tag("first")
                 net.assign({"a": np.ones(3), "b": np.ones(2)})
@@ -405,6 +485,8 @@ def test_all_of_it_goes_to_another_number_of_servers(tmp_path: Path) -> None:
                 assert variable.read().tree.tolist() == [n + 10] * 2
                 assert variable.read(tag="old").tree.tolist() == [n] * 2
                 assert session.queue(f"q{n}").size == 1
+                mean = session.accumulator(f"a{n}", variable=variable)
+                assert (mean.stats()["held"], mean.stats()["dropped"]) == (1, {})
             net = session.variable("net")
             assert net.read().tree["b"].tolist() == [1, 1]
             assert net.read(tag="first").tree["a"].tolist() == [0, 0, 0]
@@ -459,12 +541,22 @@ def flipped(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncated, flipped, Path.unlink])
-@pytest.mark.parametrize("file", ["queue-0000.safetensors", "variable-0000-0000.safetensors"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "queue-0000.safetensors",
+        "reader-0001.safetensors",
+        "accumulator-0002.safetensors",
+        "variable-0000-0000.safetensors",
+    ],
+)
 def test_what_is_damaged_is_refused_by_name_and_the_one_before_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], file: str
 ) -> None:
     with paceline.Session() as session:
         queue, net = session.queue("q", 5), session.variable("net", 0)
+        session.reader("r", [1])
+        session.accumulator("a", like=0.0)
         net.tag("first")
         for mark in (1, 2):
             queue.enqueue(mark)

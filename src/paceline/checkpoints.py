@@ -84,7 +84,8 @@ class Saved:
 class Thing:
     """Something of another kind, as facts and pieces: of each its head, what else is said, bytes.
 
-    What they say is known to `core.facts` and whoever noted it.
+    What they say is known to `core.facts` and whoever noted it. `near` is the variable whose home
+    is its own.
     """
 
     kind: str
@@ -93,6 +94,7 @@ class Thing:
     heads: list[RunHead]
     about: list[Any]
     blocks: list[Any]
+    near: str | None = None
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ def _write(made: Path, step: int, variables: Mapping[str, Saved], others: Others
     for place, thing in enumerate(others.things):
         file = f"{thing.kind}-{place:04d}.safetensors"
         files[file] = _stored(made / file, _parts(thing))
-        things.append(ThingEntry(thing.kind, thing.name, file))
+        things.append(ThingEntry(thing.kind, thing.name, file, thing.near))
     told = Manifest(
         manifests.FORMAT, __version__, step, time.time(), files, entries,
         dict(others.counters), things, others.pause,

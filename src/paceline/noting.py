@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from paceline.core import messages as m
 from paceline.core import spreading
 from paceline.core.errors import TimedOut
 from paceline.core.facts import (
+    AccumulatorFacts,
     CounterFacts,
     Facts,
     PartFacts,
@@ -118,7 +120,10 @@ def things(taken: Cut, entries: Iterable[Entry]) -> Iterator[Thing]:
             found = taken.fetch(each)
             blocks = [None if memory is None else memory.array() for memory in found.memories]
             name = parts(each.key).name
-            yield Thing(each.kind, name, found.facts, found.heads, found.about, blocks)
+            near = None
+            if each.kind == "accumulator":
+                near = decoded(AccumulatorFacts, found.facts).variable
+            yield Thing(each.kind, name, found.facts, found.heads, found.about, blocks, near)
 
 
 def _trees(found: Found) -> list[Any]:
@@ -167,6 +172,11 @@ class Bringing:
     def thing(self, entry: ThingEntry, key: str, line: Connection) -> None:
         """Bring anything else."""
         thing = self._found.thing(entry)
+        if thing.kind == "accumulator":
+            facts = decoded(AccumulatorFacts, thing.facts)
+            if facts.taken_at is not None:
+                facts = msgspec.structs.replace(facts, taken_at=self._stamp(facts.taken_at))
+            thing = dataclasses.replace(thing, facts=encoded(facts))
         if not thing.heads:
             self._send(line, m.Bring(thing.kind, key, thing.facts, [], []), [])
         for some in _batches(thing):
@@ -197,9 +207,12 @@ class Bringing:
         return moved(version, self._epoch) if epoch_of(version) == epoch else version
 
     def _stamped(self, head: m.RunHead) -> m.RunHead:
-        if head.version == m.NO_VERSION or epoch_of(head.version) not in self._known:
-            return head
-        return msgspec.structs.replace(head, version=moved(head.version, self._epoch))
+        return msgspec.structs.replace(head, version=self._stamp(head.version))
+
+    def _stamp(self, version: int) -> int:
+        """Where a version is now of a variable that is not known."""
+        known = version != m.NO_VERSION and epoch_of(version) in self._known
+        return moved(version, self._epoch) if known else version
 
 
 def _batches(thing: Thing) -> Iterator[list[int]]:

@@ -172,8 +172,10 @@ class Restoring:
                 key = session.key(name)
                 bringing.counter(name, key, lines.home("counter", key))
         for entry in found.manifest.things if whole else ():
-            key = session.key(entry.name)
-            bringing.thing(entry, key, lines.home(entry.kind, key))
+            key, near = session.key(entry.name), None
+            if entry.near is not None:
+                near = lines.home("variable", session.key(entry.near), make=False)
+            bringing.thing(entry, key, lines.home(entry.kind, key, near=near))
         for (kind, name), why in bringing.revive(self.container).items():
             _log.info("%s: %s '%s' is not restored: %s", session.task, kind, name, why)
 
@@ -226,9 +228,10 @@ class Saving:
 
         The checkpoint is there whole, on the disk, or not at all; then all but the `keep` newest in
         that folder are removed. `step` is noted in it. It has variables, also those that are
-        spread, with their tags, counters, and queues with their items. On all servers requests wait
-        while these take note, for milliseconds, and what was noted is written afterwards: of two
-        things that somebody did one after the other it never has the second alone.
+        spread, with their tags, counters, queues with their items, accumulators with what they
+        hold, readers and barriers. On all servers requests wait while these take note, for
+        milliseconds, and what was noted is written afterwards: of two things that somebody did one
+        after the other it never has the second alone.
 
         Raises:
             CheckpointError: it cannot be written; those that were there still are.
@@ -244,9 +247,9 @@ class Saving:
         """Bring back from the newest good checkpoint what is missing; the checkpoint, if any.
 
         A variable that has a value keeps it, unless it is spread and a server has lost its part.
-        Counters and queues come back unless they have been used; the items of queues only where no
-        server has anything yet that was saved or restored, for then the whole cluster was started
-        again. What is brought back has versions of a new epoch.
+        Counters come back unless they have been used; so do queues, readers, accumulators and
+        barriers, but only where no server has anything yet that was saved or restored: then the
+        whole cluster was started again. What is brought back has versions of a new epoch.
 
         Raises:
             CheckpointError: there are checkpoints and none of them is good.

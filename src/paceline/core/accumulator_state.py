@@ -7,6 +7,8 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from paceline.core.errors import SchemaError, WorkerLeft
+from paceline.core.facts import AccumulatorFacts, Noted, Piece, tree_piece
+from paceline.core.messages.replies import NO_VERSION
 from paceline.core.tree import check, decoded, dtype_named, paths
 from paceline.core.versions import count_of, lag
 from paceline.core.waiting import NOT_YET, NotYet, Stored
@@ -170,6 +172,43 @@ class AccumulatorState:
                 " taken, the next assign lets others come"
             )
         return f"{text}; whoever applies one of version {count_of(self.current)} ends the wait"
+
+    @property
+    def pristine(self) -> bool:
+        """Whether nothing was applied yet."""
+        return not self.applied
+
+    def noted(self) -> Noted:
+        """All that it is, but for its contributors, who are to come again."""
+        held = list(self.held)
+
+        def pieces() -> list[Piece]:
+            made = []
+            for each in held:
+                version = NO_VERSION if each.version is None else each.version
+                made.append(tree_piece(each.tree, version, each.task))
+            return made
+
+        facts = AccumulatorFacts(
+            self.layout, self.variable, self.max_lag, self.capacity,
+            self.applied, self.taken, dict(self.dropped), self._taken_at,
+        )  # fmt: skip
+        return Noted(facts, pieces, sum(each.tree.nbytes for each in held))
+
+    def revive(self, facts: AccumulatorFacts, held: list[Gradient]) -> None:
+        """Be what was noted of one with this definition; `advance` drops what is too old by now.
+
+        Raises:
+            SchemaError: a gradient has another structure.
+            ValueError: no accumulator can have been so.
+        """
+        for each in held:
+            check(each.tree.layout, self.layout, f"restore '{self.name}'")
+        dropped = sum(facts.dropped.values())
+        if len(held) > self.capacity or facts.applied != facts.taken + dropped + len(held):
+            raise ValueError("its counters are not those of what it held")
+        self.held, self.applied, self.taken = held, facts.applied, facts.taken
+        self.dropped, self._taken_at = Counter(facts.dropped), facts.taken_at
 
     def stats(self) -> dict[str, Any]:
         """Its counters: applied = taken + dropped (by reason) + held, always."""

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from paceline.core.errors import Closed, SchemaError
+from paceline.core.facts import BarrierFacts, Noted
 from paceline.core.waiting import NOT_YET, NotYet
 
 
@@ -87,6 +88,15 @@ class BarrierState:
             f"{len(self._arrived)} of {self.n} have arrived ({there}{more}),"
             f" {self.n - len(self._arrived)} missing{gone}"
         )
+
+    @property
+    def pristine(self) -> bool:
+        """Whether nobody has arrived yet."""
+        return not self.rounds and not self._arrived
+
+    def noted(self) -> Noted:
+        """What it was made with: who waits here is to arrive again."""
+        return Noted(BarrierFacts(self.n))
 
     def stats(self) -> dict[str, Any]:
         """What it is now, as plain data."""

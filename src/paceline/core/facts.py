@@ -85,6 +85,46 @@ class QueueFacts(Facts, frozen=True):
     draws: list[int] | None = None
 
 
+class BarrierFacts(Facts, frozen=True):
+    """A barrier: who waited there arrives again."""
+
+    n: int
+
+
+class AccumulatorFacts(Facts, frozen=True):
+    """An accumulator; its pieces are the gradients that it held, `about` each is whose it was."""
+
+    layout: bytes
+    variable: str | None
+    max_lag: int | None
+    capacity: int
+    applied: int
+    taken: int
+    dropped: dict[str, int]
+    taken_at: int | None
+
+
+class ReaderFacts(Facts, frozen=True):
+    """A reader; its pieces are those that it may hand out, and `numbers` which they are, in order.
+
+    `fresh` are those of a stream to be handed out next. What was in somebody's hands is one of
+    `returned`, as its epoch, place, number and attempt. `epochs` has the counters of each.
+    """
+
+    terms: tuple[int | None, bool, int, float | None, bool]
+    given: int
+    digest: str
+    closed: bool
+    epoch: int
+    last: int | None
+    count: int
+    place: int
+    fresh: list[int]
+    numbers: list[int]
+    returned: list[tuple[int, int, int, int]]
+    epochs: dict[int, tuple[int, int, int, int]]
+
+
 def encoded(facts: Facts) -> bytes:
     """Facts as they travel, and as they are written down."""
     return msgspec.msgpack.encode(facts)

@@ -76,11 +76,15 @@ class CounterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ThingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something of another kind: its facts, heads and pieces are in `file`, as bytes."""
+    """Something of another kind: its facts, heads and pieces are in `file`, as bytes.
+
+    `near` is the variable whose home is its own.
+    """
 
     kind: str
     name: str
     file: str
+    near: str | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,8 +5,10 @@ In every epoch, at every step: pieces = done + held + waiting.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import heapq
+import itertools
 import math
 import random
 from collections import Counter, deque
@@ -17,6 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from paceline.core.errors import Closed, SchemaError
+from paceline.core.facts import Noted, Piece, ReaderFacts
+from paceline.core.messages.replies import RunHead
 from paceline.core.waiting import NOT_YET, NotYet
 
 PIECES = 1 << 20
@@ -24,6 +28,9 @@ PIECES = 1 << 20
 
 BYTES = 1 << 28
 """Bytes that they may take."""
+
+RUN = 4096
+"""Pieces that are noted together at most."""
 
 EPOCHS = 16
 """Epochs whose counters are kept; those that go on are kept always."""
@@ -189,6 +196,70 @@ class ReaderState:
         """How many pieces each holds."""
         return Counter(handed.holder for handed in self._held.values())
 
+    @property
+    def pristine(self) -> bool:
+        """Whether nothing was handed out, added or closed since it was made."""
+        changed = self._count != self._given or self.closed == self.terms.stream
+        return not changed and not any(each.delivered for each in self._epochs.values())
+
+    @classmethod
+    def again(cls, name: str, facts: ReaderFacts, pieces: list[Content]) -> ReaderState:
+        """One as that was made of which this was noted; raises as making one."""
+        terms = Terms(*facts.terms)
+        made = cls(name, [] if terms.stream else pieces, terms)
+        if terms.stream:
+            # Of those that it was made of, some may be gone.
+            made._given, made._digest, made._count = facts.given, facts.digest, facts.given
+        return made
+
+    def noted(self) -> Noted:
+        """All that it is: what is in somebody's hands counts as come back."""
+        held = [(h.epoch, h.place, h.number, h.attempt) for h in self._held.values()]
+        t = self.terms
+        facts = ReaderFacts(
+            terms=(t.epochs, t.shuffle, t.seed, t.lease, t.stream),
+            given=self._given,
+            digest=self._digest,
+            closed=self.closed,
+            epoch=self.epoch,
+            last=self._last,
+            count=self._count,
+            place=self._place,
+            fresh=list(self._fresh) if t.stream else [],
+            numbers=list(self._content),
+            returned=[*self._returned, *held],
+            epochs={
+                n: (each.pieces, each.delivered, each.redelivered, each.done)
+                for n, each in self._epochs.items()
+            },
+        )
+        contents = list(self._content.values())
+        return Noted(facts, lambda: _runs(contents), self.nbytes)
+
+    def revive(self, facts: ReaderFacts, pieces: list[Content]) -> None:
+        """Be what was noted of one with this definition.
+
+        Raises:
+            ValueError: no reader can have been so.
+        """
+        content = dict(zip(facts.numbers, pieces, strict=True))
+        known = {*facts.fresh, *(number for _, _, number, _ in facts.returned)}
+        epochs = {each[0] for each in facts.returned} | {facts.epoch}
+        if not known <= content.keys() or not epochs <= facts.epochs.keys():
+            raise ValueError("it hands out what it does not have")
+        self._content, self.nbytes = content, sum(map(_size, pieces))
+        if not self.terms.stream:
+            self._begin(facts.epoch)
+            collections.deque(itertools.islice(self._fresh, facts.place), 0)
+        else:
+            self._fresh = deque(facts.fresh)
+        self._count, self._place, self._last = facts.count, facts.place, facts.last
+        self._left = len(facts.fresh) if self.terms.stream else facts.count - facts.place
+        self.closed, self.epoch = facts.closed, facts.epoch
+        self._epochs = {n: EpochCounters(*counted) for n, counted in facts.epochs.items()}
+        self._returned = list(facts.returned)
+        heapq.heapify(self._returned)
+
     def stats(self) -> dict[str, Any]:
         """The counters, as plain data."""
         return {
@@ -282,6 +353,18 @@ def shuffled(count: int, seed: str) -> Iterator[int]:
         else:
             yield moved.get(other, other)
             moved[other] = here
+
+
+def _runs(contents: list[Content]) -> list[Piece]:
+    """Pieces of one layout that follow each other, as one each."""
+    made = []
+    for layout, alike in itertools.groupby(contents, key=lambda content: content[0]):
+        rows = [values for _, values in alike]
+        for start in range(0, len(rows), RUN):
+            some = rows[start : start + RUN]
+            columns = [list(column) for column in zip(*some, strict=True)]
+            made.append(Piece(RunHead(layout, len(some), columns), None, None))
+    return made
 
 
 def _size(piece: Content) -> int:

@@ -9,23 +9,28 @@ from paceline.core import messages as m
 from paceline.core.accumulator_state import AccumulatorState, Gradient
 from paceline.core.arithmetic import mean, mean_values
 from paceline.core.errors import SchemaError
-from paceline.core.names import parts
+from paceline.core.facts import AccumulatorFacts
+from paceline.core.names import key, parts
 from paceline.core.tree import check, decoded
+from paceline.core.variable_state import VariableState
 from paceline.core.waiting import NOT_YET
 from paceline.server.adding import LONG_WORK
+from paceline.server.brought import Brought
 from paceline.server.frames import buffer, bytes_of, stored
+from paceline.server.kept_desk import KeptDesk
 from paceline.server.lines import Peer
-from paceline.server.named_desk import NamedDesk
 from paceline.server.service import Handler, Service, at_once
+from paceline.server.tag_desk import tree_of
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Block, Frame
 
 
-class AccumulatorDesk(NamedDesk[AccumulatorState]):
+class AccumulatorDesk(KeptDesk[AccumulatorState]):
     """The accumulators of a server."""
 
     kind = "accumulator"
     made_by = "accumulator('{}', variable=) or like="
+    facts = AccumulatorFacts
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -74,9 +79,35 @@ class AccumulatorDesk(NamedDesk[AccumulatorState]):
             check(layout, found.layout, f"accumulator '{name}'")
         self.define(peer, frame, made)
         if found is None and variable is not None:
-            made.advance(variable.version)
-            watchers = self._variables.watchers.setdefault(variable.name, [])
-            watchers.append(partial(self._advance, made))
+            self._link(made, variable)
+
+    def _link(self, state: AccumulatorState, variable: VariableState) -> None:
+        """Have it know the versions of its variable."""
+        state.advance(variable.version)
+        watchers = self._variables.watchers.setdefault(variable.name, [])
+        watchers.append(partial(self._advance, state))
+
+    def again(self, brought: Brought) -> AccumulatorState:
+        facts: AccumulatorFacts = brought.facts
+        return AccumulatorState(
+            brought.key, facts.layout, facts.variable, facts.max_lag, facts.capacity
+        )
+
+    def fill(self, state: AccumulatorState, brought: Brought) -> None:
+        held, variable = [], None
+        for run, task in zip(brought.runs, brought.about, strict=True):
+            version = None if run.version == m.NO_VERSION else run.version
+            held.append(Gradient(str(task), version, tree_of(run), None))
+        there = state.name in self.states
+        if state.variable is not None:
+            _, container, generation = parts(state.name)
+            variable = self._variables.variable(key(state.variable, container, generation))
+        state.revive(brought.facts, held)
+        if there:
+            state.advance(state.current)
+            self._changed(state.name)
+        elif variable is not None:
+            self._link(state, variable)
 
     def _advance(self, state: AccumulatorState, version: int) -> None:
         if state.advance(version):

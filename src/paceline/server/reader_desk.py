@@ -6,21 +6,25 @@ from typing import Any
 
 from paceline.core import messages as m
 from paceline.core.errors import ProtocolError, SchemaError, TimedOut
+from paceline.core.facts import ReaderFacts
+from paceline.core.queue_items import Run
 from paceline.core.reader_state import PIECES, Content, ReaderState, Terms
 from paceline.core.waiting import NOT_YET
+from paceline.server.brought import Brought
+from paceline.server.kept_desk import KeptDesk
 from paceline.server.lines import Peer
-from paceline.server.named_desk import NamedDesk
 from paceline.server.parking import Parked
 from paceline.server.queue_desk import received
 from paceline.server.service import Handler
 from paceline.transports.base import Frame
 
 
-class ReaderDesk(NamedDesk[ReaderState]):
+class ReaderDesk(KeptDesk[ReaderState]):
     """The readers of a server."""
 
     kind = "reader"
     made_by = "reader('{}', pieces)"
+    facts = ReaderFacts
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -39,6 +43,13 @@ class ReaderDesk(NamedDesk[ReaderState]):
         for state in self.states.values():
             for delivery in state.lost(peer):
                 self._ended(state, delivery)
+
+    def again(self, brought: Brought) -> ReaderState:
+        return ReaderState.again(brought.key, brought.facts, _of_runs(brought.runs))
+
+    def fill(self, state: ReaderState, brought: Brought) -> None:
+        state.revive(brought.facts, _of_runs(brought.runs))
+        self._service.parking.changed(("pieces", state.name))
 
     def _define(self, peer: Peer, request: m.DefineReader, frame: Frame) -> None:
         if request.pieces is None:
@@ -132,8 +143,12 @@ def _contents(peer: Peer, heads: list[m.RunHead], frame: Frame) -> list[Content]
     count = sum(head.count for head in heads)
     if count > PIECES:
         raise SchemaError(f"{count} pieces in one step, {PIECES} are allowed: hand out ranges")
+    return _of_runs(received(peer, heads, frame))
+
+
+def _of_runs(runs: list[Run]) -> list[Content]:
     found: list[Content] = []
-    for run in received(peer, heads, frame):
+    for run in runs:
         if run.memory is not None:
             raise ProtocolError("pieces of a reader have no arrays")
         head = run.head

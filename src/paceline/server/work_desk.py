@@ -7,12 +7,11 @@ from typing import Any
 from paceline.core import messages as m
 from paceline.core.barrier_state import BarrierState
 from paceline.core.counter_state import CounterState
-from paceline.core.facts import CounterFacts
+from paceline.core.facts import BarrierFacts, CounterFacts
 from paceline.core.waiting import NOT_YET
 from paceline.server.brought import Brought
 from paceline.server.kept_desk import KeptDesk
 from paceline.server.lines import Peer
-from paceline.server.named_desk import NamedDesk
 from paceline.server.service import Handler, Service
 from paceline.transports.base import Frame
 
@@ -69,11 +68,12 @@ class CounterDesk(KeptDesk[CounterState]):
         self._service.ask(peer, frame, key, attempt, request.timeout, what)
 
 
-class BarrierDesk(NamedDesk[BarrierState]):
+class BarrierDesk(KeptDesk[BarrierState]):
     """The barriers of a server."""
 
     kind = "barrier"
     made_by = "barrier('{}', n)"
+    facts = BarrierFacts
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -89,6 +89,12 @@ class BarrierDesk(NamedDesk[BarrierState]):
     def lost(self, peer: Peer) -> None:
         for arrival, barrier in self._waiting.pop(peer, {}).items():
             barrier.died(arrival)
+
+    def again(self, brought: Brought) -> BarrierState:
+        return BarrierState(brought.key, brought.facts.n)
+
+    def fill(self, state: BarrierState, brought: Brought) -> None:
+        """There is nothing in it."""
 
     def _define(self, peer: Peer, request: m.DefineBarrier, frame: Frame) -> None:
         if request.n is None:
