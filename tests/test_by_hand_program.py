@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from hands import cluster, served
 
 import paceline
 from paceline import reach
+from paceline.worker import own
 
 SECRET = b"s" * 32
 SEED = 7
@@ -433,6 +435,21 @@ def test_a_chief_that_fails_is_an_error_of_the_workers_too(tasks: Tasks) -> None
         assert str(error) == (
             "the cluster is done: chief:0 failed: ValueError: the loss is not a number"
         )
+
+
+def test_whether_to_stop_is_asked_ten_times_a_second_at_most() -> None:
+    asked: list[float] = []
+
+    def is_over() -> bool:
+        asked.append(time.monotonic())
+        return len(asked) == 3
+
+    with paceline.Session(job="worker", index=0) as session:
+        worker = own.Own(session, SEED, is_over)
+        until(worker.should_stop)
+        assert worker.should_stop()
+    assert len(asked) == 3
+    assert min(np.diff(asked)) > 0.1 - 0.01
 
 
 def test_a_cluster_by_hand_knows_its_tasks_and_is_one_of_them(tasks: Tasks) -> None:
