@@ -30,6 +30,7 @@ BENCHMARKS = ["call", "variable", "rows", "items", "small", "tcp", "collect", "s
 """Modules of this folder with a function `measure(effort)`."""
 
 PROGRAMS = {
+    "checkpoint": ["--megabytes", "8", "--rounds", "1"],
     "readers": ["--readers", "2", "--megabytes", "8", "--rounds", "1"],
 }
 """Programs of this folder that print figures of their own, and what makes them quick."""

@@ -48,6 +48,14 @@ def test_a_benchmark_shows_each_figure_beside_its_limit(
         assert figure["what"].split()[0] in shown
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_checkpoint_is_measured_and_comes_back() -> None:
+    shown = run("checkpoint", "--quick")
+    assert re.search(r"^pause +[\d.]+ ms, at most", shown, re.MULTILINE)
+    assert "every bit is equal" in shown
+
+
 def test_an_unknown_benchmark_is_refused_with_those_there_are() -> None:
     assert "no benchmark 'speed'; there are ['call', 'variable'," in run("speed", status=2)
 
