@@ -21,6 +21,7 @@ from paceline import checkpoints, noting
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.errors import TimedOut
+from paceline.core.tree import flatten
 from paceline.core.versions import count_of, epoch_of
 from paceline.cuts import cut
 from paceline.server import cut_desk, freezing
@@ -403,6 +404,29 @@ def test_the_end_of_who_froze_it_thaws_a_server() -> None:
     server.close()
 
 
+@pytest.mark.parametrize("carrier", ["unix", "tcp"])
+def test_a_server_goes_on_when_who_froze_it_ends_and_ends_who_broke_the_protocol(
+    tmp_path: Path, carrier: str
+) -> None:
+    with hosted(tmp_path, 1, carrier, worker=3) as one:
+        address = one.connection.address
+        other, bad = (paceline.Session(address, secret=SECRET) for _ in range(2))
+        number = other.counter("n")
+        other.queue("q", 5)
+        one.connection.call(m.Freeze())
+        asked = other.connection.post(m.AddToCounter("n", 1))
+        odd = m.RunHead(flatten(1.0).layout, 1, [["no float"]])
+        broken = bad.connection.post(m.Enqueue("q", [odd], 0.0))
+        # A goodbye is kept with the rest; the end of its connection is seen at once.
+        one.connection.fail(paceline.Disconnected("killed"))
+        assert asked.result()[0].content == number.value == 1
+        with pytest.raises(paceline.ProtocolError):
+            broken.result()
+        assert number.add() == 2
+        other.close()
+        bad.close()
+
+
 def test_a_server_that_nobody_thaws_thaws_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut_desk, "LIMIT", 0.05)
     server = LocalServer()
@@ -457,8 +481,10 @@ def test_two_that_save_at_once_wait_for_each_other(tmp_path: Path) -> None:
 
 
 @contextmanager
-def hosted(folder: Path, ps: int) -> Iterator[paceline.Session]:
-    spec = hands.cluster(folder, "unix", ps=ps, worker=1)
+def hosted(
+    folder: Path, ps: int, carrier: str = "unix", worker: int = 1
+) -> Iterator[paceline.Session]:
+    spec = hands.cluster(folder, carrier, ps=ps, worker=worker)
     with hands.served(spec, secret=SECRET):
         with paceline.Session(spec, job="worker", index=0, secret=SECRET) as session:
             yield session

@@ -10,7 +10,7 @@ from paceline.server.lines import Peer
 from paceline.transports.base import Frame
 
 KEPT_FRAMES = 4096
-KEPT_BYTES = 1 << 28
+KEPT_BYTES = 1 << 32
 """What may come from others before they are heard all the same."""
 
 OF_A_CUT = (m.Freeze, m.Note, m.Thaw)
