@@ -220,8 +220,10 @@ class Crowd:
             assert frame.request in self.asked[peer], f"{reply} answers nothing"
             self.asked[peer].discard(frame.request)
             self.maker.seen = [*self.maker.seen, *numbers_in(reply)][-16:]
-            if isinstance(reply, m.Text) and self.log[-1].find("Enter(") > 0:
-                self.maker.generation = min(int(reply.content), 10**18 - 1)
+            # While a server is frozen, replies to what came before it follow.
+            told = isinstance(reply, m.Text) and type(reply.content) is int
+            if told and self.log[-1].find("Enter(") > 0:
+                self.maker.generation = min(reply.content, 10**18 - 1)
 
     def _of(self, peer: Peer) -> str:
         return f"peer {id(peer) % 9973}"
