@@ -32,7 +32,7 @@ FLOORS: dict[str, int] = {
         5: "replicas resources plans restoring",
         6: "session ps",
         7: "worker",
-        8: "keeping supervisor collection crew hosting hosted replay",
+        8: "keeping revival supervisor collection crew hosting hosted replay",
         9: "progress watch staff",
         10: "cluster",
         11: "paceline",  # the public names: only entry points may take them from there

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline import checkpoints
 from paceline.demo import policy
 from paceline.demo.cartpole import BATCH_SIZE, SOLVED_RETURN, STEPS
+from paceline.demo.policy import EPOCHS, MINIBATCH
 from paceline.demo.record import Record
 from paceline.demo.train import train
 
@@ -107,3 +109,17 @@ def test_what_was_reached_is_written_however_the_run_ends(tmp_path: Path) -> Non
         end()
     names = sorted(file.name for file in (tmp_path / "run").iterdir())
     assert names == ["curve.png", "metrics.jsonl", "parameters.npz"]
+
+
+def test_with_a_checkpoint_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    for budget in (2, 5):
+        record = run(tmp_path, budget_steps=budget * BATCH_STEPS, checkpoint=saved)
+        assert record.steps == budget * BATCH_STEPS
+    assert [line["steps"] for line in lines(record)] == [n * BATCH_STEPS for n in (3, 4, 5)]
+    found = checkpoints.latest(saved)
+    assert found is not None
+    # Each batch is so many steps of Adam.
+    each = EPOCHS * BATCH_STEPS // MINIBATCH
+    assert found.read("learner")["count"] == 5 * each
+    assert found.manifest.counters["steps"].value == 5 * BATCH_STEPS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
-from paceline.handles import Handle
+from paceline.handles import Handle, lasting
 from paceline.pending import limited
 
 
@@ -25,6 +25,7 @@ class Barrier(Handle):
     def __repr__(self) -> str:
         return f"<Barrier {self.called} of {self.n}, on {self._connection.address}>"
 
+    @lasting
     @limited
     def wait(self, timeout: float | None = 60.0) -> int:
         """Wait until `n` are here; the place in the order of arrival, 0 to `n - 1`.
@@ -39,6 +40,10 @@ class Barrier(Handle):
         limit = checked_timeout(timeout)
         return int(self._connection.call(m.Arrive(self.key, limit), timeout=limit).content)
 
+    @lasting
     def abort(self) -> None:
         """End the waits of those who have arrived with `Closed`; the next begins another round."""
         self._connection.call(m.AbortBarrier(self.key))
+
+    def _made_at(self, line: Connection, timeout: float | None) -> None:
+        line.call(m.DefineBarrier(self.key, self.n, 0.0))

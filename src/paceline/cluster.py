@@ -55,7 +55,7 @@ class Cluster(Closing):
         engine: `processes`, `threads` of this process, or `serial` for everything in this one
             thread, in a fixed order.
         seed: of the run; each worker's own seed comes from it. By default another one each time.
-        restarts: how often within a minute a worker that died is started again.
+        restarts: how often within a minute a worker, or a server, that died is started again.
         worker_threads: threads for BLAS, OpenMP and XLA in each worker.
         worker_devices: accelerators that workers see, as in `CUDA_VISIBLE_DEVICES`.
         transport: how processes reach the server: `unix`, with shared memory, or `tcp`, at
@@ -63,7 +63,7 @@ class Cluster(Closing):
         checkpoint: a folder, made if there is none, for one cluster at a time. What its newest good
             checkpoint has is brought back before workers start, into the default container: what
             `Session.save` says. It is saved there as the cluster goes on, and when it ends without
-            an error or by Ctrl-C.
+            an error or by Ctrl-C. A server that dies is started again with what was saved.
         save_every: seconds from one checkpoint to the next; `None` saves at the end, and soon after
             a variable was made.
         keep: how many checkpoints stay.
@@ -362,16 +362,18 @@ class Cluster(Closing):
             # What a forked process has is a copy; the cluster is its parent's.
             return
         try:
-            if self._keeper is not None:
-                self._keeper.close(save=not self._failed)
             self._watch.close()
-            self._progress.close()
-            for collection in self._collections:
-                collection.close()
+            try:
+                if self._keeper is not None:
+                    self._keeper.close(save=not self._failed)
+            finally:
+                self._progress.close()
+                for collection in self._collections:
+                    collection.close()
         except CheckpointError:
             raise
         except PacelineError as e:
-            _log.warning("while closing: %s", e)
+            _log.warning("while closing: %s", str(e))
         finally:
             # They hold this cluster: a ring outlives its end until somebody looks for rings.
             self._collections = []

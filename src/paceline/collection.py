@@ -12,12 +12,22 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from paceline.batches import Batch, assembled
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.account import BATCH
 from paceline.core.clock import checked_timeout
 from paceline.core.closing import Closing
-from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, WasReset, WouldBlock
+from paceline.core.errors import (
+    Closed,
+    Disconnected,
+    PacelineError,
+    TimedOut,
+    UnknownName,
+    WasReset,
+    WouldBlock,
+)
 from paceline.core.names import parts
+from paceline.handles import lasting
 from paceline.lines import Lines
 from paceline.pending import limited
 from paceline.worker.line import Collect
@@ -149,17 +159,22 @@ class Collection(Closing, Generic[D]):
         """
         limit = checked_timeout(timeout)
         self._check()
-        with self._connection.interrupts:
-            batch = self._taken(limit)
+        batch = self._next(limit)
         self._on_change(self)
         return batch
 
-    def _taken(self, limit: float | None) -> Batch[D]:
+    @lasting
+    def _next(self, timeout: float | None) -> Batch[D]:
+        line = self._connection
+        with line.interrupts:
+            return self._taken(line, timeout)
+
+    def _taken(self, line: Connection, limit: float | None) -> Batch[D]:
         began = self.tally.waiting_since = time.monotonic()
         try:
-            with self._connection.conduct.spent_on(BATCH):
-                items, buffers = self._ask(limit)
-        except (Closed, Disconnected):
+            with line.conduct.spent_on(BATCH):
+                items, buffers = self._ask(line, limit)
+        except (Closed, Disconnected, UnknownName):
             self._check()
             raise
         finally:
@@ -167,15 +182,16 @@ class Collection(Closing, Generic[D]):
             self.tally.waited += time.monotonic() - began
         try:
             batch: Batch[D] = assembled(items, buffers)
-            self._connection.interrupts.check()
+            line.interrupts.check()
         except BaseException:
-            self._connection.tell(self._back(items))
+            line.tell(self._back(items))
             raise
         del buffers
-        self._connection.tell(m.Delivered(self._key, items.delivery))
+        line.tell(m.Delivered(self._key, items.delivery))
         self.tally.add(batch)
         return batch
 
+    @lasting
     def stats(self) -> dict[str, Any]:
         """Its counters: accepted = delivered + dropped (by reason) + stored, always."""
         content: dict[str, Any] = self._connection.call(m.CollectionStats(self._key)).content
@@ -189,28 +205,31 @@ class Collection(Closing, Generic[D]):
         if self._connection.forked:
             return
         self._workers.take_back(self._key)
-        if self._connection.alive():
-            self._end()
+        end(self._lines, self._key)
         self._on_change(self)
 
     def fail(self, error: PacelineError) -> None:
         """End the collection with an error, which whoever asks next gets."""
         if self._error is None:
             self._error = error
-        self._end()
+        end(self._lines, self._key)
 
     def drain(self) -> None:
         """There will be no more items than there are."""
         with suppress(Disconnected, WasReset):  # whoever asks next hears of that
             self._connection.call(m.Drain(self._key))
 
-    def _end(self) -> None:
-        with suppress(Disconnected, WasReset):  # the collection has ended before
-            self._connection.call(m.EndCollection(self._key))
-            # Its workers may wait elsewhere.
-            for line in self._lines.all:
-                if line is not self._connection:
-                    line.call(m.EndCollection(self._key))
+    def _asks(self) -> Connection:
+        return self._connection
+
+    def _move(self, timeout: float | None) -> bool:
+        """Go over to its server after that was started again, where it has been opened anew."""
+        line = self._connection.succeeded(timeout)
+        self._check()
+        if line is None:
+            return False
+        self._connection, self._asked = line, False
+        return True
 
     def _check(self) -> None:
         if self._error is not None:
@@ -218,36 +237,47 @@ class Collection(Closing, Generic[D]):
         if self._closed:
             raise Closed(f"collection '{self.name}' is closed")
 
-    def _ask(self, limit: float | None) -> tuple[m.Items, Any]:
+    def _ask(self, line: Connection, limit: float | None) -> tuple[m.Items, Any]:
         if not self._workers.concurrent:
-            return self._ask_driving(limit)
-        return self._ask_once(limit)
+            return self._ask_driving(line, limit)
+        return self._ask_once(line, limit)
 
-    def _ask_once(self, limit: float | None) -> tuple[m.Items, Any]:
+    def _ask_once(self, line: Connection, limit: float | None) -> tuple[m.Items, Any]:
         request = m.Next(self._key, self._asked, limit)
         self._asked = True
-        found = self._connection.exchange(request, timeout=limit, undo=self._back)
+        found = line.exchange(request, timeout=limit, undo=self._back)
         self._asked = False
         return found
 
-    def _ask_driving(self, limit: float | None) -> tuple[m.Items, Any]:
+    def _ask_driving(self, line: Connection, limit: float | None) -> tuple[m.Items, Any]:
         """Where everything shares this thread: make the workers go on until there is a batch."""
         deadline = None if limit is None else time.monotonic() + limit
         with self._workers.turn:
             while True:
                 try:
-                    return self._ask_once(0)
+                    return self._ask_once(line, 0)
                 except TimedOut as e:
                     if deadline is not None and time.monotonic() >= deadline:
                         raise
                     missing = str(e)
                 # Out of the handler: what a worker's function raises is not an error of this one.
-                if not self._connection.interrupts.during(self._workers.drive):
+                if not line.interrupts.during(self._workers.drive):
                     raise WouldBlock(f"{missing}; no worker can go on")
                 self._check()
 
     def _back(self, items: m.Items) -> m.Delivered:
         return m.Delivered(self._key, items.delivery, True)
+
+
+def end(lines: Lines, key: str) -> None:
+    """End a collection on its server, and the waits of its workers on all."""
+    with suppress(Disconnected, TimedOut, WasReset):  # it has ended before
+        home = lines.home("collection", key, make=False)
+        home.call(m.EndCollection(key))
+        # Its workers may wait elsewhere.
+        for line in lines.all:
+            if line is not home:
+                line.call(m.EndCollection(key))
 
 
 class Elsewhere(Collection[Any]):

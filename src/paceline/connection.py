@@ -46,6 +46,8 @@ class Connection(Replies):
         self.conduct = Conduct()
         self.explain: Callable[[], str | None] | None = None
         """Asked once for what became of the server, when the connection has broken."""
+        self.successor: Callable[[float | None], Connection | None] = lambda _: None
+        """Waits for the line that replaces this one once it has broken, if one does."""
         self.board: Array | None = None
         """The words that say which versions are current, where memory is shared with the server."""
         self.interrupts = channel.interrupts = Interrupts()
@@ -208,6 +210,10 @@ class Connection(Replies):
         if joined.linger:
             self._channel.outlive(Line(joined.session, token, joined.epoch))
 
+    def succeeded(self, timeout: float | None) -> Connection | None:
+        """The line that goes on where this one has broken, where one does, once it is there."""
+        return None if self.alive() else self.successor(timeout)
+
     def give_back(self) -> None:
         """Let the server know now which of its buffers are no longer used here.
 
@@ -285,10 +291,10 @@ class Connection(Replies):
             account.enter(before)
 
     def _break(self, error: PacelineError) -> PacelineError:
-        """End the connection; the error that its calls end with from now on."""
+        """End the connection; what its calls end with from now on, the error less its traceback."""
         if self._broken is None:
             why = None if self.explain is None else self.explain()
-            self._broken = error if why is None else type(error)(f"{error}; {why}")
+            self._broken = type(error)(f"{error}" if why is None else f"{error}; {why}")
         self._channel.close()
         self._wake_all()
         return self._broken

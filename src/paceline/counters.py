@@ -8,7 +8,7 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
 from paceline.core.numbers import int64
-from paceline.handles import Handle
+from paceline.handles import Handle, lasting
 from paceline.pending import limited
 from paceline.requests import Request
 
@@ -25,6 +25,7 @@ class Counter(Handle):
     def __repr__(self) -> str:
         return f"<Counter {self.called} from {self.start}, on {self._connection.address}>"
 
+    @lasting
     def add(self, n: SupportsIndex = 1) -> int:
         """Add `n`, which may be negative, in one step; the value right after it.
 
@@ -36,16 +37,21 @@ class Counter(Handle):
         request = m.AddToCounter(self.key, int64(n, f"counter {self.called}: n"))
         return int(self._connection.call(request).content)
 
+    def _made_at(self, line: Connection, timeout: float | None) -> None:
+        line.call(m.DefineCounter(self.key, self.start, 0.0))
+
     def adding(self, n: SupportsIndex = 1) -> Request[int]:
         """As `add`, for `session.run` together with others."""
         message = m.AddToCounter(self.key, int64(n, f"counter {self.called}: n"))
         return Request(self._connection, message, (), lambda reply, _: int(reply.content))
 
     @property
+    @lasting
     def value(self) -> int:
         """What it is at now."""
         return int(self._connection.call(m.AddToCounter(self.key, 0)).content)
 
+    @lasting
     @limited
     def wait_for(self, at_least: SupportsIndex, timeout: float | None = 60.0) -> int:
         """Wait until it is at `at_least` or more; what it is at then.

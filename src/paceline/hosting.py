@@ -9,12 +9,15 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from paceline import ps
-from paceline.core.errors import UnknownName
+from paceline.core.cluster_state import RESTORER
+from paceline.core.errors import Disconnected, TimedOut, UnknownName
 from paceline.core.numbers import counted
 from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, engine, show
 from paceline.server.local import LocalServer
@@ -27,6 +30,12 @@ _log = logging.getLogger("paceline")
 
 GRACE = 2.0
 """Seconds that processes have to end by themselves."""
+
+START_LIMIT, LOOK = 60.0, 0.1
+"""Seconds within which a server is there that was started again, and from one look to the next."""
+
+OnEnd: TypeAlias = Callable[[str, str], None]
+"""Hears which server has ended, and how, as the end of a sentence about it."""
 
 CARRIERS = ("unix", "tcp")
 
@@ -41,10 +50,14 @@ class Launched:
     """Where the engine starts processes, which reach their servers over sockets.
 
     There are `servers` of them, each in a process of its own; or, for 0, one in a thread of this.
+    Those in processes can be started again, if this `lasts`: the addresses are kept.
     """
 
-    def __init__(self, name: str, carrier: str, servers: int, least_epoch: int) -> None:
+    def __init__(
+        self, name: str, carrier: str, servers: int, least_epoch: int, *, lasts: bool
+    ) -> None:
         self.engine = engine(name)
+        self.lasts = lasts and servers > 0
         self._least_epoch = least_epoch
         self._secret = secrets.token_bytes(32)
         self._carrier = carrier
@@ -52,9 +65,10 @@ class Launched:
         self._folder = None if sys.platform == "linux" else tempfile.mkdtemp(prefix="paceline-")
         self._servers: list[_Process | _Thread] = []
         self._processes = servers
+        self._listeners: dict[str, Any] = {}
         self._targets: list[str] = []
 
-    def start(self, on_end: Callable[[str], None]) -> None:
+    def start(self, on_end: OnEnd) -> None:
         count = max(1, self._processes)
         listeners: list[Any] = []
         try:
@@ -65,16 +79,21 @@ class Launched:
             if self._processes:
                 started = [_Process(self.engine, f"ps:{index}", on_end) for index in range(count)]
                 self._servers = [*started]
-                for index, (server, listener) in enumerate(zip(started, listeners, strict=True)):
+                pairs = list(zip(started, listeners, strict=True))
+                for index, (server, listener) in enumerate(pairs):
                     server.start(self._serve(index, listener), listener.fileno())
+                if self.lasts:
+                    self._listeners = {server.name: listener for server, listener in pairs}
         finally:
-            for listener in listeners if self._processes else ():
-                listener.hand_over()
+            if self._processes and not self._listeners:
+                _hand_over(listeners)
         if not self._processes:
             self._servers = [_Thread(listeners[0], self._secret, on_end, self._least_epoch)]
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
-        return Setup(self._targets[0], self._secret, job, index, seed, alone=True)
+        return Setup(
+            self._targets[0], self._secret, job, index, seed, alone=True, lasting=self.lasts
+        )
 
     def preflight(self, workers: int, threads: int) -> list[str]:
         return preflight(workers, threads, *limits())
@@ -83,8 +102,11 @@ class Launched:
         session = Session(self._targets[0], secret=self._secret, job="chief", index=0)
         for line, server in zip(session.lines.all, self._servers, strict=True):
             line.explain = server.became
-        # None of them is started again.
-        session.lines.end()
+        if self.lasts:
+            session.lines.last()
+        else:
+            # None of them is started again.
+            session.lines.end()
         return session
 
     def processes(self) -> dict[str, int]:
@@ -92,7 +114,43 @@ class Launched:
         found = {f"ps:{index}": server.pid for index, server in enumerate(self._servers)}
         return {name: pid for name, pid in found.items() if pid is not None}
 
+    def again(self, task: str) -> None:
+        """Start the server again that is `task`, in an epoch above those that it had before.
+
+        It takes no session but a `restorer`, until that says that all is there.
+        """
+        index = [server.name for server in self._servers].index(task)
+        server, listener = self._servers[index], self._listeners[task]
+        assert isinstance(server, _Process)
+        self._least_epoch = max(self._least_epoch, round(time.time())) + 1
+        setup = replace(self._serve(index, listener), restoring=True)
+        server.start(setup, listener.fileno())
+
+    def restorer(self) -> Session:
+        """The session that brings back what servers held.
+
+        Raises:
+            Disconnected: one of them has ended again, or this has given up.
+        """
+        until = time.monotonic() + START_LIMIT
+        while True:
+            missing = [server for server in self._servers if not server.is_up(LOOK)]
+            if not missing:
+                with suppress(TimedOut):
+                    return Session(self._targets[0], secret=self._secret, job=RESTORER, timeout=1.0)
+            if not self._listeners or time.monotonic() > until:
+                raise Disconnected("servers that were started again do not answer")
+            for server in missing:
+                if not server.alive:
+                    raise Disconnected(f"the server, {server.name}, has ended again")
+
+    def give_up(self) -> None:
+        """Start none of the servers again: whoever calls one that has ended hears that."""
+        listeners, self._listeners = list(self._listeners.values()), {}
+        _hand_over(listeners)
+
     def close(self) -> None:
+        self.give_up()
         with ExitStack() as steps:
             if self._folder:
                 steps.callback(shutil.rmtree, self._folder, ignore_errors=True)
@@ -122,19 +180,29 @@ class Launched:
 class _Process(Listener):
     """A server in a process of its own."""
 
-    def __init__(self, engine: Engine, name: str, on_end: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, name: str, on_end: OnEnd) -> None:
         self._engine = engine
-        self._name = name
+        self.name = name
         self._on_end = on_end
         self._task: Task | None = None
         self._exit: Exit | None = None
-        self._ended = threading.Event()
+        self._up, self._ended = threading.Event(), threading.Event()
 
     def start(self, setup: ps.Serve, descriptor: int) -> None:
         """Start it; it serves at the socket with that descriptor."""
-        spec = TaskSpec(self._name, ps.run, inherit=(descriptor,))
+        self._up.clear()
+        spec = TaskSpec(self.name, ps.run, inherit=(descriptor,))
         self._task = self._engine.start(spec, self)
         self._task.send(setup)
+
+    def is_up(self, timeout: float) -> bool:
+        """Whether it takes sessions, within so many seconds."""
+        return self._up.wait(timeout)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self._task is not None and self._task.alive
 
     def stop(self, timeout: float) -> None:
         """End it."""
@@ -147,14 +215,17 @@ class _Process(Listener):
         return self._task.pid if self._task is not None and self._task.alive else None
 
     def received(self, task: Task, message: object, /) -> None:
-        """A server has nothing to say."""
+        """It takes sessions."""
+        if task is self._task:
+            self._up.set()
 
     def printed(self, task: Task, line: str, stream: Stream, /) -> None:
         show(task, line, stream)
 
     def ended(self, task: Task, how: Exit, /) -> None:
         self._exit = how
-        self._on_end(f"the server, {self._name}, {how.told}")
+        self._up.clear()
+        self._on_end(self.name, how.told)
         self._ended.set()
 
     def became(self) -> str | None:
@@ -163,15 +234,15 @@ class _Process(Listener):
         if self._exit is None:
             return None
         error = f"\n{self._exit.error.rstrip()}" if self._exit.error else ""
-        return f"the server, {self._name}, {self._exit.told}{error}"
+        return f"the server, {self.name}, {self._exit.told}{error}"
 
 
 class _Thread:
     """A server in a thread of this process, which takes turns with whatever else runs in it."""
 
-    def __init__(
-        self, listener: Any, secret: bytes, on_end: Callable[[str], None], least_epoch: int
-    ) -> None:
+    name = "in this process"
+
+    def __init__(self, listener: Any, secret: bytes, on_end: OnEnd, least_epoch: int) -> None:
         try:
             self._server = Server(
                 [listener], secret, linger=0.0, on_note=_log.warning, least_epoch=least_epoch
@@ -190,7 +261,16 @@ class _Thread:
             self._server.serve()
         except BaseException as e:
             self._error = f"the server in this process failed: {e!r}"
-            self._on_end(self._error)
+            self._on_end(self.name, f"failed: {e!r}")
+
+    def is_up(self, timeout: float) -> bool:
+        """It takes sessions from the beginning."""
+        return True
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not failed."""
+        return self._error is None
 
     def stop(self, timeout: float) -> None:
         """End it."""
@@ -211,8 +291,13 @@ class Local:
         self.engine = engine(name)
         self._server = LocalServer(waits=self.engine.concurrent, least_epoch=least_epoch)
 
-    def start(self, on_end: Callable[[str], None]) -> None:
+    lasts = False
+
+    def start(self, on_end: OnEnd) -> None:
         """There is nothing to start."""
+
+    def give_up(self) -> None:
+        """None is started again."""
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
         return Setup(None, b"", job, index, seed, self._server.connect)
@@ -234,11 +319,13 @@ class Local:
         self.engine.close(GRACE)
 
 
-def hosting(name: str, carrier: str, servers: int, least_epoch: int = 0) -> Launched | Local:
+def hosting(
+    name: str, carrier: str, servers: int, least_epoch: int = 0, *, lasts: bool = False
+) -> Launched | Local:
     """Where a cluster with that engine lives; its processes reach their servers over `carrier`.
 
     Where everything is in one process, one server stands for all. Versions begin with an epoch of
-    `least_epoch` or more.
+    `least_epoch` or more. Where it `lasts`, servers in processes of their own are started again.
 
     Raises:
         UnknownName: there is no such engine, or no such way to reach a server.
@@ -247,7 +334,13 @@ def hosting(name: str, carrier: str, servers: int, least_epoch: int = 0) -> Laun
         raise UnknownName(f"no transport {carrier!r} for a cluster; there are {list(CARRIERS)}")
     if name in ("serial", "threads"):
         return Local(name, least_epoch)
-    return Launched(name, carrier, servers, least_epoch)
+    return Launched(name, carrier, servers, least_epoch, lasts=lasts)
+
+
+def _hand_over(listeners: Sequence[Any]) -> None:
+    """Leave listening to the processes that have inherited it."""
+    for listener in listeners:
+        listener.hand_over()
 
 
 def preflight(workers: int, threads: int, cores: int, descriptors: int) -> list[str]:

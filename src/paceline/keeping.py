@@ -80,6 +80,25 @@ class Keeper:
         self._saved = set(found.manifest.variables)
         _log.info("resumed from step %d, %s", self.step, found.path)
 
+    def restore_lost(self, session: Session) -> None:
+        """Bring back what servers held that were started again; the rest stays as it is.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        found = checkpoints.latest(self.folder)
+        if found is None:
+            return
+        try:
+            Restoring(session).restore(found)
+        except CheckpointError:
+            # Where one alone is kept, a newer one may just have taken its place.
+            found = checkpoints.latest(self.folder)
+            if found is None:
+                raise
+            Restoring(session).restore(found)
+        _log.info("brought back what was saved at step %d, %s", found.manifest.step, found.path)
+
     def start(self, steps: Callable[[], int], *, beside: bool) -> None:
         """Save from now on, at the step that `steps` says: in a thread, or where `look` is called.
 
@@ -130,11 +149,11 @@ class Keeper:
                 self._save_if_due()
             except CheckpointError as e:
                 # The one before is still there, and the disk may have room again.
-                _log.error("%s", e)
+                _log.error("%s", str(e))
                 self._at = time.monotonic()
             except PacelineError as e:
                 # Whoever trains hears of a lost server.
-                _log.debug("no checkpoint: %s", e)
+                _log.debug("no checkpoint: %s", str(e))
 
     def _save_if_due(self) -> None:
         assert self._session is not None

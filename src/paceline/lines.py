@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeAlias, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import names
 from paceline.core.account import Account
 from paceline.core.clock import left
-from paceline.core.errors import Disconnected, PacelineError, TimedOut, UnknownName
+from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, UnknownName
 from paceline.core.spec import Task
 from paceline.placement import Setter
 
@@ -30,8 +32,12 @@ class Lines:
     """A session's lines: one to each server, or a single one.
 
     `first` goes to the server that knows where names are at home. Where `anew` can join again at a
-    task, a line whose server has ended is replaced when it is asked for by `line` or `mending`.
+    task, a line whose server has ended is replaced when it is asked for by `line` or `mending`. The
+    task of a single server is "".
     """
+
+    lasting: bool = False
+    """Whether a server that has ended is started again, so that handles go on."""
 
     def __init__(
         self,
@@ -48,7 +54,12 @@ class Lines:
         self.mended = False
         """Whether a server has ended and was joined again."""
         self._ending = threading.Event()
-        self._joining = {task: threading.Lock() for task in self._by_task}
+        self._why: PacelineError | None = None
+        self._joining = {task: threading.Lock() for task in self._by_task or [""]}
+        self.held: weakref.WeakSet[Any] = weakref.WeakSet()
+        """What is made anew, as it was defined, on a server that was started again."""
+        self.greet: Callable[[Connection], object] = lambda line: None
+        """Says what a line is needed for, on each that has replaced another."""
         self.container = ""
         """The container of what a thread finds and makes, unless it is inside of another."""
         self._homes: dict[tuple[str, str], str] = {}
@@ -69,8 +80,8 @@ class Lines:
         return list(self._by_task.values()) or [self.first]
 
     def alive(self) -> bool:
-        """Whether all servers are still there, without asking them."""
-        return all(line.alive() for line in self.all)
+        """Whether all servers are still there, or will be again, without asking them."""
+        return self.lasting or all(line.alive() for line in self.all)
 
     @property
     def tasks(self) -> list[str]:
@@ -146,8 +157,7 @@ class Lines:
         """
         container, generation = self.place
         if generation is None:
-            first = self.line(self.tasks[0], timeout) if self._by_task else self.first
-            generation = int(first.call(m.Enter(container)).content)
+            generation = int(self._knows(timeout).call(m.Enter(container)).content)
             if generation != self._generations.setdefault(container, generation):
                 # What there was has no homes any more.
                 self._homes.clear()
@@ -170,10 +180,8 @@ class Lines:
         of that many bytes. What is not to be made is waited for, for `timeout` seconds.
         """
         proposal = self._proposal(kind, names.parts(key).name, near, nbytes) if make else ""
-        if not self._by_task:
-            return self.first
         began = time.monotonic()
-        first = self.line(self.tasks[0], timeout)
+        first = self._knows(timeout)
         if len(self._by_task) < 2:
             return first
         found = self._homes.get((kind, key))
@@ -187,6 +195,10 @@ class Lines:
         """The lines to tasks as they are, dead or alive."""
         return {task: self._by_task[task] for task in tasks}
 
+    def _knows(self, timeout: float | None) -> Connection:
+        """The line to the server that knows where names are at home."""
+        return self.line(next(iter(self._by_task), ""), timeout)
+
     def line(self, task: str, timeout: float | None) -> Connection:
         """The line to a task; another one if its server has ended, once there is a server again.
 
@@ -194,20 +206,27 @@ class Lines:
             TimedOut: there is none within `timeout` seconds.
             Refused: that server would not have this session.
         """
-        found, began = self._by_task[task], time.monotonic()
-        if self._anew is None or found.alive() or found.forked or self._ending.is_set():
+        found, began = self._at(task), time.monotonic()
+        if not self._replaces(task) or found.alive() or found.forked:
             return found
+        assert self._anew is not None
         lock = self._joining[task]
         if not lock.acquire(timeout=-1 if timeout is None else timeout):
             raise TimedOut(
                 f"{task} at {found.address} cannot be reached; starting it ends the wait"
             )
         try:
-            if self._by_task[task] is not found:
-                return self._by_task[task]
+            if self._at(task) is not found:
+                return self._at(task)
             made = self._anew(task, left(timeout, began), self._ending)
-            made.conduct = self.conduct
-            self._by_task[task], self.mended = made, True
+            made.conduct, made.explain = self.conduct, found.explain
+            if self._by_task:
+                self._by_task[task] = made
+            else:
+                self._first = made
+            if self.lasting:
+                made.successor = partial(self._succeed, task)
+            self.mended = True
             self.operations = {
                 asked: line for asked, line in self.operations.items() if line is not found
             }
@@ -216,6 +235,9 @@ class Lines:
                 made.close()
             elif made is self.first:
                 self._tell_homes(made)
+            self.greet(made)
+            for handle in list(self.held):
+                handle._follow(found, made)
             return made
         finally:
             lock.release()
@@ -225,8 +247,8 @@ class Lines:
 
         One that is not there keeps the line that it had.
         """
-        for task in self.tasks if tasks is None else tasks:
-            if not self._by_task[task].alive():
+        for task in (self.tasks or [""]) if tasks is None else tasks:
+            if not self._at(task).alive():
                 with suppress(TimedOut, Disconnected):
                     self.line(task, AGAIN)
         return self.all
@@ -260,9 +282,62 @@ class Lines:
                 for task in gone:
                     self.line(task, left(timeout, began))
 
-    def end(self) -> None:
-        """From now on no line is replaced; whoever waits for one gets what is there."""
+    def last(self) -> None:
+        """From now on each line has a successor, which handles go on with."""
+        self.lasting = True
+        for task in self.tasks or [""]:
+            self._at(task).successor = partial(self._succeed, task)
+
+    def end(self, why: PacelineError | None = None) -> None:
+        """From now on no line is replaced; whoever waits for one gets what is there, or `why`."""
+        self._why, self.lasting = self._why or why, False
         self._ending.set()
+        if why is None:
+            # They hold this, which a ring would keep beyond its end.
+            for line in self.all:
+                line.successor = lambda timeout: None
+
+    def recover(self, timeout: float | None) -> bool:
+        """Have all servers again that were away; whether there was one, and it is back.
+
+        Raises:
+            TimedOut: one is not there within `timeout` seconds.
+        """
+        began = time.monotonic()
+        gone = [task for task in self.tasks or [""] if not self._at(task).alive()]
+        return bool(gone) and all(self._succeed(task, left(timeout, began)) for task in gone)
+
+    def _succeed(self, task: str, timeout: float | None) -> Connection | None:
+        """The line that takes the place of one that has broken; `None` where none does."""
+        with suppress(Closed):
+            found = self.line(task, timeout)
+            if found.alive():
+                return found
+        if self._why is not None:
+            raise Disconnected(str(self._why))
+        return None
+
+    def _at(self, task: str) -> Connection:
+        return self._by_task[task] if self._by_task else self._first
+
+    def _replaces(self, task: str) -> bool:
+        """Whether a line to that task is replaced when its server has ended."""
+        return self._anew is not None and not self._ending.is_set() and bool(task or self.lasting)
+
+    def know(self, other: Lines) -> None:
+        """Bring to servers what another session, and the servers, know: homes of names, resets."""
+        first, self.mended = self.first, True
+        for container, generation in list(other._generations.items()):
+            if generation > first.call(m.Enter(container)).content:
+                first.call(m.Reset([container], generation))
+        if not self._by_task:
+            return
+        self._homes |= dict(other._homes)
+        for task, line in self._by_task.items():
+            for kind, name, container, *_ in line.call(m.Resources()).content["shared"]:
+                generation = int(first.call(m.Enter(container)).content)
+                self._homes[kind, names.key(name, container, generation)] = task
+        self._tell_homes(first)
 
     def _tell_homes(self, first: Connection) -> None:
         """The first server was started again: what this session knows of homes is proposed anew."""

@@ -16,11 +16,16 @@ from paceline.transports.base import transport
 _log = logging.getLogger("paceline")
 
 
+UP = "up"
+"""What a server tells its launcher once it takes sessions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Serve:
     """A server's first message: the socket that it inherits, already listening.
 
-    It is the `index`-th of the cluster's servers, each given by what opens a session on it.
+    It is the `index`-th of the cluster's servers, each given by what opens a session on it. With
+    `restoring` nobody else may join until the launcher has brought back what it held.
     """
 
     transport: str
@@ -31,6 +36,7 @@ class Serve:
     index: int = 0
     servers: tuple[str, ...] = ()
     least_epoch: int = 0
+    restoring: bool = False
 
 
 def run(link: Link) -> None:
@@ -43,10 +49,10 @@ def run(link: Link) -> None:
         [listener], setup.secret, linger=setup.linger, on_note=_log.warning,
         least_epoch=setup.least_epoch,
     )  # fmt: skip
-
     if len(setup.servers) > 1:
         spec = Spec({"ps": list(setup.servers)})
         server.service.cluster = ClusterState(spec, spec.tasks(), Task("ps", setup.index))
+    server.service.cluster.restoring = setup.restoring
 
     def watch() -> None:
         try:
@@ -54,6 +60,7 @@ def run(link: Link) -> None:
         except EOFError:
             server.stop()
 
+    link.send(UP)
     threading.Thread(target=watch, name="paceline-launcher-watch", daemon=True).start()
     try:
         server.serve()

@@ -19,7 +19,7 @@ from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.numbers import whole
 from paceline.core.queue_orders import Definition
-from paceline.handles import Handle
+from paceline.handles import Handle, lasting
 from paceline.packing import copied, pack_items, views
 from paceline.pending import limited
 from paceline.requests import Request
@@ -41,6 +41,7 @@ class Queue(Handle, Generic[D]):
 
     def __init__(self, connection: Connection, key: str, definition: Definition) -> None:
         super().__init__(connection, key)
+        self._definition = definition
         self.capacity = definition.capacity
         self.capacity_bytes = definition.capacity_bytes
         self.per_producer = definition.per_producer
@@ -76,6 +77,7 @@ class Queue(Handle, Generic[D]):
         """
         self.enqueue_many([item], priority=priority, version=version, timeout=timeout)
 
+    @lasting
     @limited
     def enqueue_many(
         self,
@@ -106,17 +108,19 @@ class Queue(Handle, Generic[D]):
         ranks = self._ranks(priority, len(items))
         if not items:
             return
-        with self._connection.interrupts:
-            request, blocks = self._packed(items, ranks, stamp, limit)
-            self._connection.call(request, blocks, limit)
+        line = self._connection
+        with line.interrupts:
+            request, blocks = self._packed(line, items, ranks, stamp, limit)
+            line.call(request, blocks, limit)
 
     def enqueueing(
         self, item: D, *, priority: SupportsIndex | None = None, version: int | None = None
     ) -> Request[None]:
         """As `enqueue`, for `session.run` together with others."""
         stamp = m.NO_VERSION if version is None else operator.index(version)
-        message, blocks = self._packed([item], self._ranks(priority, 1), stamp, 0.0)
-        return Request(self._connection, message, blocks, lambda reply, _: None)
+        line = self._connection
+        message, blocks = self._packed(line, [item], self._ranks(priority, 1), stamp, 0.0)
+        return Request(line, message, blocks, lambda reply, _: None)
 
     def dequeueing(self) -> Request[D]:
         """As `dequeue`, for `session.run` together with others; what it gives is a copy."""
@@ -127,11 +131,16 @@ class Queue(Handle, Generic[D]):
         return Request(self._connection, m.Dequeue(self.key, 1, 1, 0.0), (), _first, settle)
 
     def _packed(
-        self, items: Sequence[D], ranks: list[int], stamp: int, limit: float | None
+        self,
+        line: Connection,
+        items: Sequence[D],
+        ranks: list[int],
+        stamp: int,
+        limit: float | None,
     ) -> tuple[m.Enqueue, Buffers]:
         packed, priorities = [], []
         for rank, alike in _by_rank(items, ranks):
-            runs = pack_items(self._connection.arena, alike, f"enqueue {self.called}", stamp)
+            runs = pack_items(line.arena, alike, f"enqueue {self.called}", stamp)
             packed += runs
             priorities += [rank] * len(runs) if ranks else []
         heads = [head for head, _ in packed]
@@ -196,17 +205,22 @@ class Queue(Handle, Generic[D]):
         """How many items it holds, those in delivery included."""
         return int(self.stats()["stored"])
 
+    @lasting
     def stats(self) -> dict[str, Any]:
         """Its counters: accepted = delivered + dropped (by reason) + stored, always."""
         content: dict[str, Any] = self._connection.call(m.QueueStats(self.key)).content
         return content
 
+    @lasting
     def close(self, *, cancel_pending_enqueues: bool = False) -> None:
         """No new items. What waits to get in still does, unless cancelled; what is in can be taken.
 
         When nothing is left, `dequeue` raises `Closed`. Closing twice is fine.
         """
         self._connection.call(m.CloseQueue(self.key, bool(cancel_pending_enqueues)))
+
+    def _made_at(self, line: Connection, timeout: float | None) -> None:
+        line.call(m.DefineQueue(self.key, *self._definition))
 
     def _maker(self, copy: bool, pad: Any) -> Any:
         """What makes the batch of a delivery."""
@@ -243,6 +257,7 @@ class Queue(Handle, Generic[D]):
             )
         return ranks
 
+    @lasting
     @limited
     def _take(self, least: int, most: int, timeout: float | None, made: Any) -> Any:
         limit = checked_timeout(timeout)
@@ -251,17 +266,18 @@ class Queue(Handle, Generic[D]):
             return m.Receipt(self.key, items.delivery, True)
 
         request = m.Dequeue(self.key, least, most, limit)
-        with self._connection.interrupts as interrupts:
-            items, buffers = self._connection.exchange(request, timeout=limit, undo=back)
+        line = self._connection
+        with line.interrupts as interrupts:
+            items, buffers = line.exchange(request, timeout=limit, undo=back)
             try:
                 result = made(items, buffers)
                 interrupts.check()
             except BaseException:
-                self._connection.tell(back(items))
+                line.tell(back(items))
                 raise
             # The memory is given back together with the receipt.
             del buffers
-            self._connection.tell(m.Receipt(self.key, items.delivery))
+            line.tell(m.Receipt(self.key, items.delivery))
         return result
 
 

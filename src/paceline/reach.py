@@ -204,7 +204,7 @@ def reached(target: str, joining: Joining, timeout: float | None) -> tuple[Lines
     address = Address.parse(target)
     connection, joined = _reach(address, joining, until)
     if not joined.servers:
-        return Lines(connection), joined
+        return Lines(connection, anew=_anew({"": target}, joining)), joined
     known = {str(address): connection}
     try:
         first, by_task, _ = _all(joined.servers, joining, until, known)

@@ -19,7 +19,7 @@ from paceline.core.queue_orders import Definition
 from paceline.core.spreading import Placement
 from paceline.core.tree import Flat
 from paceline.counters import Counter
-from paceline.handles import Handle
+from paceline.handles import Handle, lasting
 from paceline.lines import Lines
 from paceline.packing import pack_flat, taken
 from paceline.pending import limited
@@ -31,6 +31,7 @@ from paceline.transports.base import Buffers
 from paceline.variables import Variable
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Handle)
 
 CAPACITY_BYTES = 1 << 30
 _UNSET: Any = object()
@@ -40,6 +41,17 @@ class Resources:
     """A session's way to what all sessions share."""
 
     _lines: Lines
+
+    def _asks(self) -> list[Connection]:
+        return self._lines.all
+
+    def _held(self, handle: H) -> H:
+        self._lines.held.add(handle)
+        return handle
+
+    def _move(self, timeout: float | None) -> bool:
+        """Have all servers again that were away; whether there was one, and it is back."""
+        return self._lines.recover(timeout)
 
     def _find(
         self,
@@ -106,6 +118,12 @@ class Resources:
             TimedOut: nobody initialised it, or made room, within `timeout` seconds.
             OutOfMemory: as `Variable.assign`.
         """
+        return self._variable(name, value, overwrite, memory, timeout)
+
+    @lasting
+    def _variable(
+        self, name: str, value: Any, overwrite: bool, memory: int | None, timeout: float | None
+    ) -> Variable[Any]:
         if value is _UNSET and memory is not None:
             raise SchemaError(f"variable '{name}': memory={memory!r} comes with a first value")
         if value is _UNSET:
@@ -120,6 +138,7 @@ class Resources:
             found.assign(value, timeout=limit)
         return found
 
+    @lasting
     @limited
     def spread(
         self,
@@ -172,6 +191,7 @@ class Resources:
             return Variable(key, OneServer(home, key, seen, bounded=defined.bounded))
         return Variable(key, Spread(self._lines, key, home, defined.spread, seen))
 
+    @lasting
     @limited
     def queue(
         self,
@@ -208,7 +228,7 @@ class Resources:
         key, home, limit = self._find("queue", name, timeout, make=capacity is not None)
         if capacity is None:
             found = home.call(m.FindQueue(key, limit), timeout=limit).content
-            return Queue(home, key, Definition(*found))
+            return self._held(Queue(home, key, Definition(*found)))
         capacity = whole(capacity, f"queue '{name}': capacity")
         capacity_bytes = whole(capacity_bytes, f"queue '{name}': capacity_bytes")
         if per_producer is not None:
@@ -223,8 +243,9 @@ class Resources:
         )
         definition.check(name)
         home.call(m.DefineQueue(key, *definition))
-        return Queue(home, key, definition)
+        return self._held(Queue(home, key, definition))
 
+    @lasting
     @limited
     def counter(self, name: str, start: int | None = 0, *, timeout: float | None = 60.0) -> Counter:
         """The counter of that name, made at `start` unless it is there.
@@ -239,8 +260,9 @@ class Resources:
         if start is not None:
             start = int64(start, f"counter '{name}': start")
         found = home.call(m.DefineCounter(key, start, limit), timeout=limit).content
-        return Counter(home, key, found["start"])
+        return self._held(Counter(home, key, found["start"]))
 
+    @lasting
     @limited
     def barrier(self, name: str, n: int | None = None, *, timeout: float | None = 60.0) -> Barrier:
         """The barrier of that name: made for `n`, or waited for without a number.
@@ -253,8 +275,9 @@ class Resources:
         if n is not None:
             n = whole(n, f"barrier '{name}': n")
         found = home.call(m.DefineBarrier(key, n, limit), timeout=limit).content
-        return Barrier(home, key, found["n"])
+        return self._held(Barrier(home, key, found["n"]))
 
+    @lasting
     @limited
     def reader(
         self,
@@ -299,6 +322,7 @@ class Resources:
         )
         return Reader(home, key, home.call(request, timeout=limit).content)
 
+    @lasting
     @limited
     def accumulator(
         self,

@@ -16,6 +16,7 @@ from paceline.core.closing import Closing
 from paceline.core.errors import Closed, FunctionError, PacelineError, TimedOut
 from paceline.core.names import checked_container, key, label, parts, quoted, words
 from paceline.core.spec import Spec
+from paceline.handles import PATIENCE
 from paceline.lines import Lines
 from paceline.operations import Offer, Operations
 from paceline.pending import limited
@@ -240,7 +241,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
 
     def key(self, name: str) -> str:
         """How a name in this session's container travels."""
-        return self._lines.key(name)
+        return self._lines.key(name, PATIENCE if self._lines.lasting else 0.0)
 
     @limited
     def wait_until_initialized(self, names: Iterable[str], *, timeout: float | None = 60.0) -> None:

@@ -187,6 +187,9 @@ class Spread:
         for line in self._lines.now(self._tasks).values():
             line.give_back()
 
+    def move(self, line: Connection, timeout: float | None) -> None:
+        """It looks after its lines itself."""
+
     @property
     def _tasks(self) -> list[str]:
         return [task for task, _ in self._known[1].parts]

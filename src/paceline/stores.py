@@ -67,6 +67,9 @@ class Store(Protocol):
     def give_back(self) -> None:
         """Let servers know now what memory of theirs is no longer looked at."""
 
+    def move(self, line: Connection, timeout: float | None) -> None:
+        """Be at the other end of that line, once there is a value; raises `TimedOut`."""
+
 
 class OneServer:
     """All of a variable is on the server at the other end of a line."""
@@ -89,24 +92,26 @@ class OneServer:
     def write(self, tree: Any, what: str, *, adding: bool, timeout: float | None) -> int:
         kind = m.Add if adding else m.Assign
         patience = timeout if self.bounded else 0.0
-        with self.home.interrupts:
-            head, block = pack(self.home.arena, tree, what)
+        home = self.home
+        with home.interrupts:
+            head, block = pack(home.arena, tree, what)
             # Without a bound it waits for nothing but additions in hand.
             request = kind(self._key, head, timeout if self.bounded else None)
-            return self.home.call(request, [block], patience).version
+            return home.call(request, [block], patience).version
 
     @limited
     def fetch(
         self, request: m.Read | m.ReadTag, patience: float | None, timeout: float | None
     ) -> tuple[int, Any, int]:
-        value, buffers = self.home.exchange(request, timeout=patience)
+        home = self.home
+        value, buffers = home.exchange(request, timeout=patience)
         if value.version == request.have:
             return value.version, None, 0
         block = memory(buffers)
         nbytes = 0 if block is None else block.nbytes
         if block is not None and (self.bounded or nbytes >= LARGE):
             # Told at once that nobody looks any more, not with the next message.
-            block = Lease(block, self.home.give_back)
+            block = Lease(block, home.give_back)
         return value.version, view(value.layout, value.values, block), nbytes
 
     @limited
@@ -114,12 +119,13 @@ class OneServer:
         self, indices: Any, leaf: str | None, what: str, timeout: float | None
     ) -> tuple[int, Any]:
         places = checked_indices(indices, what)
-        with self.home.interrupts:
+        home = self.home
+        with home.interrupts:
             request = m.Gather(self._key, leaf, places.shape)
-            found, buffers = self.home.exchange(request, [pack_indices(self.home.arena, places)])
+            found, buffers = home.exchange(request, [pack_indices(home.arena, places)])
             tree = copied(found.layout, found.values, memory(buffers))
             del buffers
-            self.home.give_back()
+            home.give_back()
         return found.version, tree
 
     @limited
@@ -127,19 +133,24 @@ class OneServer:
         self, indices: Any, rows: Any, leaf: str | None, what: str, timeout: float | None
     ) -> int:
         places = checked_indices(indices, what)
-        with self.home.interrupts:
-            head, block = pack(self.home.arena, rows, what)
+        home = self.home
+        with home.interrupts:
+            head, block = pack(home.arena, rows, what)
             # Without a bound it waits for nothing but additions in hand.
             patience = timeout if self.bounded else None
             request = m.ScatterAdd(self._key, leaf, places.shape, head, patience)
-            buffers = [pack_indices(self.home.arena, places), block]
-            return self.home.call(request, buffers, timeout if self.bounded else 0.0).version
+            buffers = [pack_indices(home.arena, places), block]
+            return home.call(request, buffers, timeout if self.bounded else 0.0).version
 
     def call(self, request: m.Request[R]) -> R:
         return self.home.call(request)
 
     def give_back(self) -> None:
         self.home.give_back()
+
+    def move(self, line: Connection, timeout: float | None) -> None:
+        defined, buffers = line.exchange(m.Await(self._key, timeout), timeout=timeout)
+        self.home, self._hint = line, hinted(line, defined, buffers)
 
 
 class Hint:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from paceline.adapters.base import fingerprint, read_into, rebuild
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import versions
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import SchemaError
 from paceline.core.names import text
-from paceline.handles import Handle
+from paceline.handles import Handle, lasting
 from paceline.packing import LARGE, memory, pack, view
 from paceline.requests import Request
 from paceline.rows import Rows
@@ -70,6 +71,7 @@ class Variable(Handle, Generic[T]):
         return f"<Variable {self.called} on {self._connection.address}>"
 
     @property
+    @lasting
     def version(self) -> int:
         """The version that now is; asks the server unless memory is shared with it.
 
@@ -78,6 +80,7 @@ class Variable(Handle, Generic[T]):
         hint = self._store.hint()
         return self._store.call(m.Await(self.key, 0.0)).version if hint is None else hint
 
+    @lasting
     def assign(self, tree: T, *, timeout: float | None = 60.0) -> int:
         """Replace the whole tree; return the new version.
 
@@ -93,6 +96,7 @@ class Variable(Handle, Generic[T]):
         """
         return self._write(tree, f"assign {self.called}", timeout, adding=False)
 
+    @lasting
     def assign_add(self, tree: T, *, timeout: float | None = 60.0) -> int:
         """Add a tree of the same structure, leaf by leaf; return the new version.
 
@@ -104,6 +108,7 @@ class Variable(Handle, Generic[T]):
         """
         return self._write(tree, f"assign_add {self.called}", timeout, adding=True)
 
+    @lasting
     def gather(
         self, indices: Any, leaf: str | None = None, *, timeout: float | None = 60.0
     ) -> Rows[Any]:
@@ -129,6 +134,7 @@ class Variable(Handle, Generic[T]):
         self._note(version)
         return Rows(version, tree)
 
+    @lasting
     def scatter_add(
         self,
         indices: Any,
@@ -173,6 +179,7 @@ class Variable(Handle, Generic[T]):
         home = self._store.step(f"read {self.called}")
         return Request(home, m.Read(self.key, m.NO_VERSION, 0.0), (), _snapshot)
 
+    @lasting
     def read(
         self,
         *,
@@ -212,6 +219,7 @@ class Variable(Handle, Generic[T]):
             return Snapshot(found.version, rebuild(found.tree, like, f"read {self.called}"))
         return found
 
+    @lasting
     def read_into(
         self, target: Any, *, tag: str | None = None, timeout: float | None = 60.0
     ) -> int:
@@ -261,6 +269,7 @@ class Variable(Handle, Generic[T]):
                 return Snapshot(version, target)
         return None
 
+    @lasting
     def tag(self, tag: str, version: int | None = None) -> int:
         """Keep a version, the current one unless told another, under a name; return the version.
 
@@ -275,11 +284,13 @@ class Variable(Handle, Generic[T]):
         wanted = None if version is None else operator.index(version)
         return self._store.call(m.Tag(self.key, checked_tag(tag), wanted)).version
 
+    @lasting
     def tags(self) -> dict[str, int]:
         """All tags and the versions that they name, in order of tagging."""
         content: dict[str, int] = self._store.call(m.Tags(self.key)).content
         return content
 
+    @lasting
     def untag(self, tag: str) -> None:
         """Take a tag off; its version goes as soon as nobody holds it.
 
@@ -288,6 +299,7 @@ class Variable(Handle, Generic[T]):
         """
         self._store.call(m.Untag(self.key, checked_tag(tag)))
 
+    @lasting
     def memory(self) -> dict[str, Any]:
         """What its versions take where they are stored, and who keeps each of them.
 
@@ -298,6 +310,10 @@ class Variable(Handle, Generic[T]):
         """
         content: dict[str, Any] = self._store.call(m.Usage(self.key)).content
         return content
+
+    def _made_at(self, line: Connection, timeout: float | None) -> None:
+        self._newest = None
+        self._store.move(line, timeout)
 
     def _writing(self, kind: type[m.Assign | m.Add], tree: T, what: str) -> Request[int]:
         self._newest = None

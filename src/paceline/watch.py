@@ -48,12 +48,17 @@ class Watch:
         while not self._ended.wait(self._every):
             try:
                 self.judge(self._look())
-            except PacelineError:
-                # The server is gone, which whoever trains hears of.
+            except Closed:
                 return
+            except PacelineError:
+                # The server is gone, which whoever trains hears of; it may be started again.
+                self._seen.clear()
 
     def judge(self, now: Stats) -> None:
         """Compare with how it was a window ago, and tell what is new."""
+        if self._seen and self._seen[-1].restarted != now.restarted:
+            # Counters began anew.
+            self._seen.clear()
         self._seen.append(now)
         before = self._seen[0]
         if now.wall - before.wall < 0.9 * self._window:

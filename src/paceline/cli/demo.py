@@ -63,6 +63,11 @@ def _file_name(context: click.Context, option: click.Parameter, value: str) -> s
     show_default=True,
     help="Solved at this mean return over the last 100 episodes.",
 )
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Save to this folder, and go on from what was saved there.",
+)
 @click.pass_context
 def demo(
     context: click.Context,

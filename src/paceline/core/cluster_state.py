@@ -11,11 +11,14 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.core.errors import Refused, SchemaError, UnknownName
+from paceline.core.errors import Disconnected, Refused, SchemaError, UnknownName
 from paceline.core.spec import Spec, Task
 from paceline.core.waiting import NOT_YET, NotYet
 
 CHIEFS = ("chief", "master")
+
+RESTORER = "restore"
+"""The job of the session that brings back what a server held that was started again."""
 
 
 class Phase(enum.Enum):
@@ -48,6 +51,8 @@ class ClusterState:
         self.reason: str | None = None
         self.failed = self.final = False
         self.homes: dict[tuple[str, str], str] = {}
+        self.restoring = False
+        """Whether this server was started again, and its launcher brings back what it held."""
         self._acting = [task for task in spec.tasks() if task not in servers] if spec else []
         self._alive: set[Task] = set()
         self._left: set[Task] = set()
@@ -66,7 +71,10 @@ class ClusterState:
 
         Raises:
             Refused: the message has the first difference, or the tasks that there are.
+            Disconnected: nobody may join yet; the next attempt may succeed.
         """
+        if self.restoring and task.job != RESTORER:
+            raise Disconnected("the server was started again, and what it held is brought back")
         if self.spec is None:
             return
         if cluster is not None:

@@ -11,6 +11,7 @@ from paceline.core import account, versions
 from paceline.core.account import ADMISSION, BATCH, BUSY, IDLE, QUEUE, STARTING, VARIABLE
 from paceline.core.messages import NO_VERSION
 from paceline.core.names import label, shown
+from paceline.core.numbers import times
 from paceline.core.schedule import ScheduleName
 
 # What a request that waits at the server stands for, by what it waits for there.
@@ -125,7 +126,8 @@ class Stats:
     """A cluster at one moment. The counters of each server are of one step of it.
 
     `servers` has the times of all by task; `server` those of the first. Without processes both are
-    empty.
+    empty. `restarted` says how often each server was started again after it had died: the counters
+    of what is there are those since then, and what it held and lost before is unknown.
     """
 
     wall: float
@@ -137,6 +139,7 @@ class Stats:
     variables: Mapping[str, int]
     calls: Mapping[str, CallStats]
     servers: Mapping[str, Spent] = field(default_factory=dict)
+    restarted: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"chief     {self.chief}"]
@@ -144,6 +147,11 @@ class Stats:
             lines += [f"{task}      {spent}" for task, spent in self.servers.items()]
         elif self.server is not None:
             lines.append(f"server    {self.server}")
+        lines += [
+            f"{task}      was started again {times(count)}: its counters are those since then, what"
+            " it lost before is unknown"
+            for task, count in self.restarted.items()
+        ]
         lines += [_line(worker) for worker in self.workers]
         for kind, of_kind in (("collection", self.collections), ("queue", self.queues)):
             for name, queue in of_kind.items():

@@ -100,13 +100,25 @@ def policy_gradient(logit: Array, action: Array, logp: Array, advantage: Array) 
 
 @final
 class Trainer:
-    """PPO on batches of rollouts; it holds the moments of Adam (Kingma and Ba, 2015)."""
+    """PPO on batches of rollouts; it holds the moments of Adam (Kingma and Ba, 2015).
+
+    `state` is all that it needs to go on beside its random numbers, as a tree that may travel.
+    """
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         self._mean: Params = {}
         self._square: Params = {}
         self._count = 0
+
+    def state(self, params: Params) -> dict[str, Any]:
+        """What `params`, and all before them, have left here."""
+        zero = {key: np.zeros(array.shape) for key, array in params.items()}
+        return {"count": self._count, "mean": zero | self._mean, "square": zero | self._square}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Be as the trainer that had that state."""
+        self._count, self._mean, self._square = state["count"], state["mean"], state["square"]
 
     def update(self, params: Params, batch: Rollout) -> tuple[Params, dict[str, float]]:
         """Return new parameters, and the batch's mean `entropy` and `value_error`.

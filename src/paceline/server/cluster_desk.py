@@ -38,6 +38,7 @@ class ClusterDesk(Desk):
             m.Locate: self._locate,
             m.RequestStop: self._stop,
             m.Stopping: self._stopping,
+            m.Restored: self._restored,
         }
 
     def listing(self) -> tuple[str, dict[str, Any]]:
@@ -108,3 +109,7 @@ class ClusterDesk(Desk):
         cluster = self._service.cluster
         told = None if cluster.reason is None else [cluster.reason, cluster.failed]
         self._service.answer(peer, frame.request, m.Text(told))
+
+    def _restored(self, peer: Peer, request: m.Restored, frame: Frame) -> None:
+        self._service.cluster.restoring = False
+        self._service.answer(peer, frame.request, m.Done())

@@ -7,21 +7,30 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any, TypeAlias, final
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeVar, cast, final
 
 from paceline import blas, functions
-from paceline.collection import Collection
+from paceline.collection import Collection, end
+from paceline.connection import Connection
+from paceline.core import messages as m
 from paceline.core.account import CALLS, Account
-from paceline.core.errors import Disconnected, PacelineError, SchemaError
-from paceline.core.names import parts
+from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut, UnknownName
+from paceline.core.names import label, parts
 from paceline.core.numbers import whole
 from paceline.core.stats import Stats
 from paceline.crew.calls import Asked, packed, variables
+from paceline.crew.collecting import NEEDS_ALL
 from paceline.crew.crew import Crew
+from paceline.handles import lasting
+from paceline.hosting import Launched as Hosting
 from paceline.hosting import hosting
 from paceline.keeping import Keeper
 from paceline.plans import Plan
 from paceline.post_mortems import Folder
+from paceline.revival import Revival
+from paceline.session import Session
 from paceline.staff.base import Calls, OnChange, Staff
 from paceline.worker.line import Collect
 
@@ -30,20 +39,29 @@ _log = logging.getLogger("paceline")
 FETCHING = 5.0
 """Seconds to wait for a variable that belongs into a post-mortem."""
 
-OnEnd: TypeAlias = Callable[[str], None]
-"""Hears how a server ended."""
+Heard = TypeVar("Heard", bound=Callable[..., object])
 
 
-def _weakly(heard: OnEnd) -> OnEnd:
+def _weakly(heard: Heard) -> Heard:
     """The same, held by nobody: what is held in a ring outlives its end until somebody looks."""
     method = weakref.WeakMethod(heard)
 
-    def hear(how: str) -> None:
+    def hear(*what: str) -> None:
         found = method()
         if found is not None:
-            found(how)
+            found(*what)
 
-    return hear
+    return cast(Heard, hear)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A collection, and what it was opened with."""
+
+    made: Collection[Any]
+    plan: Plan
+    key: str
+    turns: list[str] | None
 
 
 @final
@@ -67,7 +85,10 @@ class Launched(Staff):
     ) -> None:
         self._account = account
         least_epoch = 0 if keeper is None else keeper.least_epoch
-        self._hosting = hosting(engine, transport, servers, least_epoch)
+        self._hosting = hosting(engine, transport, servers, least_epoch, lasts=keeper is not None)
+        self._keeper = keeper
+        self._opened: list[_Opened] = []
+        self._revival: Revival | None = None
         self.concurrent = self._hosting.engine.concurrent
         self._crew = Crew(
             self._hosting.engine,
@@ -90,6 +111,7 @@ class Launched(Staff):
             if keeper is not None:
                 # No worker sees what was not restored yet.
                 keeper.restore(self.session)
+                self._revival = self._reviving(restarts)
                 self._crew.begin()
         except BaseException:
             self.close()
@@ -97,14 +119,61 @@ class Launched(Staff):
         for warning in self._hosting.preflight(sum(jobs.values()), threads):
             _log.warning("%s", warning)
 
-    def _server_ended(self, how: str) -> None:
-        """Nobody can go on without one of the servers: on the engine's thread, or the server's."""
-        self._crew.server_ended(how)
+    def _server_ended(self, task: str, how: str) -> None:
+        """On the engine's thread, or the server's."""
+        if self._revival is not None:
+            self._revival.ended(task, how)
+        else:
+            self._give_up(f"the server, {task}, {how}")
+
+    def _give_up(self, why: str) -> None:
+        """Nobody can go on without one of the servers."""
+        error = Disconnected(why)
+        self._hosting.give_up()
+        self._crew.server_ended(why)
         if hasattr(self, "session"):
+            self.session.lines.end(error)
             for line in self.session.lines.all:
                 # That of the server itself breaks by itself, and knows more.
                 if line.alive():
-                    line.fail(Disconnected(how))
+                    line.fail(error)
+
+    def _reviving(self, restarts: int) -> Revival | None:
+        if not isinstance(self._hosting, Hosting) or not self._hosting.lasts:
+            return None
+        start, restore = self._hosting.again, _weakly(self._bring_back)
+        return Revival(start, restore, _weakly(self._give_up), restarts)
+
+    def _bring_back(self) -> None:
+        """Have servers that were started again go on where the newest checkpoint was."""
+        assert isinstance(self._hosting, Hosting)
+        assert self._keeper is not None
+        opened = [each for each in self._opened if not each.made.closed]
+        with self._hosting.restorer() as session:
+            session.lines.know(self.session.lines)
+            self._keeper.restore_lost(session)
+            for each in opened:
+                self._open_again(each, session)
+            for line in session.lines.all:
+                line.call(m.Restored())
+            for each in opened:
+                if each.made.closed:
+                    # It could not say so to a server that was away.
+                    end(session.lines, each.key)
+
+    def _open_again(self, each: _Opened, session: Session) -> None:
+        what = f"collection '{each.made.name}' was lost with its server"
+        try:
+            line = each.plan.home(session.lines, each.key)
+            if label(each.key) in line.call(m.Resources()).content["collections"]:
+                return
+            if each.turns is not None:
+                each.made.fail(Disconnected(f"{what}; {NEEDS_ALL}"))
+                return
+            line.call(each.plan.opening(each.key, None))
+        except (UnknownName, TimedOut) as e:
+            # The variable of its stamps was made after the last checkpoint.
+            each.made.fail(Disconnected(f"{what}: {e}"))
 
     def __repr__(self) -> str:
         return f"{self._crew.alive()} workers, {self._hosting.engine}"
@@ -115,12 +184,13 @@ class Launched(Staff):
         job = self._job(job)
         turns = self._turns(plan, job)
         payload = plan.payload()
-        name = self.session.key(plan.name(number))
-        plan.home(self.session.lines, name).call(plan.opening(name, turns))
+        name = self._open(plan, number, turns)
         made: Collection[Any] = Collection(
             self.session.lines, self._crew.collecting, name, on_change
         )
         on_change(made)
+        self._opened = [each for each in self._opened if not each.made.closed]
+        self._opened.append(_Opened(made, plan, name, turns))
         ahead = plan.ahead(self._crew.count(job))
         work = Collect(
             name,
@@ -137,6 +207,19 @@ class Launched(Staff):
             made.close()
             raise
         return made
+
+    @lasting
+    def _open(self, plan: Plan, number: int, turns: list[str] | None) -> str:
+        name = self.session.key(plan.name(number))
+        plan.home(self.session.lines, name).call(plan.opening(name, turns))
+        return name
+
+    def _asks(self) -> list[Connection]:
+        return self.session.lines.all
+
+    def _move(self, timeout: float | None) -> bool:
+        """Wait for servers that are started again."""
+        return self.session.lines.recover(timeout)
 
     def call(
         self,
@@ -170,7 +253,9 @@ class Launched(Staff):
             return self._crew.calling.results(job, asked, all_of_them=all_of_them)
 
     def stats(self) -> Stats:
-        return self.snapshot(self._account, self._crew.places(), self._crew.calling.stats())
+        found = self.snapshot(self._account, self._crew.places(), self._crew.calling.stats())
+        counts = {} if self._revival is None else dict(self._revival.counts)
+        return replace(found, restarted=MappingProxyType(counts))
 
     def processes(self) -> dict[str, int]:
         return {**self._hosting.processes(), **self._crew.processes()}
@@ -178,6 +263,12 @@ class Launched(Staff):
     def close(self) -> None:
         # Interrupted in one step, it still takes the next ones.
         with self._crew.turn, ExitStack() as steps:
+            if self._revival is not None:
+                self._revival.stop()
+                # What it waits for ends with the servers.
+                steps.callback(self._revival.close)
+            # They hold this cluster, as its own list does.
+            steps.callback(self._opened.clear)
             steps.callback(self._crew.last_words)
             steps.callback(self._hosting.close)
             if hasattr(self, "session"):

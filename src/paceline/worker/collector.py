@@ -13,8 +13,9 @@ from paceline.calling import keywords
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.account import ADMISSION, BUSY, HANDING
-from paceline.core.errors import FunctionError, PacelineError, SchemaError, TimedOut
+from paceline.core.errors import Disconnected, FunctionError, PacelineError, SchemaError, TimedOut
 from paceline.core.versions import count_of
+from paceline.handles import PATIENCE, lasting
 from paceline.packing import pack_item
 from paceline.pending import Pending
 from paceline.session import Session
@@ -116,6 +117,9 @@ class Collector:
         return 2 if self._longest < SOON and self._waits and not self._lockstep else 1
 
     def _admitted(self) -> Generator[bool, None, None]:
+        if not self._connection.alive():
+            # What it had granted has ended with it.
+            self._credits = 0
         if self._credits == 0:
             self._settle()
         while self._credits == 0:
@@ -136,6 +140,24 @@ class Collector:
         self.items += 1
         self._credits -= 1
 
+    def _asks(self) -> Connection:
+        return self._connection
+
+    def _move(self, timeout: float | None) -> bool:
+        """Go over to its server after that was started again.
+
+        What was held and admitted has ended with the one before.
+        """
+        line = self._connection.succeeded(timeout)
+        if line is None:
+            return False
+        self._credits, self._held, self._pending = 0, [], None
+        line.tell(m.Free())
+        line.call(m.Offer(self._job.collection, [], 0, 0, 0.0))
+        self._connection = line
+        return True
+
+    @lasting
     def _offer(self, ahead: int) -> None:
         """Hand in what is held, and ask for more; without waiting for the answer."""
         self._settle()
@@ -145,6 +167,7 @@ class Collector:
         request = m.Offer(self._job.collection, heads, want, 0, limit, self._worker.news())
         self._pending = self._connection.post(request, blocks, limit)
 
+    @lasting
     def step_back(self) -> None:
         """Hand in what is held and give back what was admitted, as the function is about to wait.
 
@@ -165,6 +188,7 @@ class Collector:
         held, self._held = self._held, []
         return [head for head, _ in held], [block for _, block in held]
 
+    @lasting
     def _settle(self) -> None:
         """Take the answer to the last offer, if there is one to come."""
         pending, self._pending = self._pending, None
@@ -194,18 +218,37 @@ class Collector:
         return f"seed {self._worker.seed}, item {self.items}, parameters' version {version}"
 
 
-def entered(session: Session, collection: str, line: Connection) -> None:
-    """Make items for a collection from now on; its home is at the other end of `line`.
+def entered(session: Session, collection: str) -> Connection:
+    """Make items for a collection from now on; the line to its home.
 
     This session's waits go on as long as there is one.
 
     Raises:
         Closed: it has ended.
+        TimedOut: a server that is started again is not there in time.
     """
-    for other in session.lines.all:
-        if other is not line:
-            other.call(m.Make(collection))
-    line.call(m.Offer(collection, [], 0, 0, 0.0))
+    lines = session.lines
+    lines.greet = lambda other: other.call(m.Make(collection))
+    while True:
+        line = lines.home("collection", collection, make=False, timeout=PATIENCE)
+        try:
+            for other in lines.again():
+                if other is not line:
+                    lines.greet(other)
+            line.call(m.Offer(collection, [], 0, 0, 0.0))
+        except Disconnected:
+            if not lines.lasting:
+                raise
+        else:
+            return line
+
+
+def let_go(session: Session) -> None:
+    """Make items for no collection any more."""
+    session.lines.greet = lambda other: None
+    for line in session.lines.all:
+        with suppress(PacelineError):  # whoever asks next hears of a lost server
+            line.tell(m.Free())
 
 
 def goes_on(line: Connection, collection: str) -> bool:

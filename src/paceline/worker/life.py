@@ -27,11 +27,12 @@ from paceline.core.errors import (
 )
 from paceline.core.tree import Array
 from paceline.engines.base import Link, received
+from paceline.handles import PATIENCE
 from paceline.lines import account
 from paceline.session import Session
 from paceline.variables import Variable
 from paceline.worker.caller import Caller
-from paceline.worker.collector import Collector, entered, goes_on
+from paceline.worker.collector import Collector, entered, goes_on, let_go
 from paceline.worker.handle import Worker
 from paceline.worker.line import Ask, Collect, Ended, Held, Load, Setup, Started, Warned
 
@@ -50,7 +51,9 @@ def run(link: Link) -> Generator[bool, None, None]:
             setup.target, secret=setup.secret, job=setup.job, index=setup.index, channel=channel
         )
         session.lines.conduct.account = spent
-        if setup.alone:
+        if setup.lasting:
+            session.lines.last()
+        elif setup.alone:
             # Its launcher starts no server again.
             session.lines.end()
         worker = Worker(setup, session, link)
@@ -85,8 +88,8 @@ def _collect(
     worker.begin(job.collection)
     lines = worker.session.lines
     try:
-        line = lines.home("collection", job.collection, make=False)
-        entered(worker.session, job.collection, line)
+        line = lines.home("collection", job.collection, make=False, timeout=PATIENCE)
+        line = entered(worker.session, job.collection)
         # One handle for each name, so that a read through any of its mentions stamps.
         loaded: Any = functions.load(job.payload, functools.cache(worker.session.handle))
         fn, resources = loaded
@@ -115,9 +118,7 @@ def _collect(
         with suppress(PacelineError):
             # Nobody else can take its turns.
             line.call(m.Drain(job.collection))
-    with suppress(PacelineError):  # whoever asks next hears of a lost server
-        for each in lines.all:
-            each.tell(m.Free())
+    let_go(worker.session)
     worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless, held))
     yield True
 

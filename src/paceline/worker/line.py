@@ -18,9 +18,9 @@ from paceline.transports.base import Channel
 class Setup:
     """A worker's first message: who it is, and where the server is.
 
-    `alone`: in an interpreter of its own, whose random numbers it may seed. `box` is where it notes
-    what it is at: memory, or a descriptor of some. What it had read when its function fails is told
-    up to `keeps` bytes.
+    `alone`: in an interpreter of its own, whose random numbers it may seed. `lasting`: its launcher
+    starts a server again that has ended. `box` is where it notes what it is at: memory, or a
+    descriptor of some. What it had read when its function fails is told up to `keeps` bytes.
     """
 
     target: str | None
@@ -32,6 +32,7 @@ class Setup:
     alone: bool = False
     box: int | bytearray | None = None
     keeps: int = 0
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from paceline.core.errors import Closed, PacelineError, TimedOut, WasReset
 from paceline.core.spec import Task
 from paceline.engines.base import Link
 from paceline.session import Session
-from paceline.worker.collector import Collector, entered, goes_on
+from paceline.worker.collector import Collector, entered, goes_on, let_go
 from paceline.worker.handle import Worker
 from paceline.worker.line import Collect, Setup
 
@@ -32,9 +32,7 @@ class Own(Worker):
 
     def let_go(self) -> None:
         """Be free again: what this session waits for has no more to do with the work."""
-        with suppress(PacelineError):  # whoever asks next hears of a lost server
-            for line in self.session.lines.all:
-                line.tell(m.Free())
+        let_go(self.session)
         self.turn_to(BUSY)
 
 
@@ -67,7 +65,7 @@ def yielded(worker: Own, job: Collect, fn: Any, resources: tuple[Any, ...]) -> N
     line = worker.session.lines.home("collection", job.collection, make=False)
     collector: Collector | None = None
     try:
-        entered(worker.session, job.collection, line)
+        entered(worker.session, job.collection)
         collector = Collector(worker, job, line, fn, resources, waits=True)
         for _ in collector.steps():
             pass

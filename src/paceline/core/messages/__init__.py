@@ -37,6 +37,7 @@ from paceline.core.messages.members import (
     Rejoin,
     Report,
     Resources,
+    Restored,
     Stats,
     Stop,
 )
@@ -205,6 +206,7 @@ __all__ = [
     "Requests",
     "Reset",
     "Resources",
+    "Restored",
     "Result",
     "Revive",
     "RunHead",
@@ -243,6 +245,7 @@ Requests: TypeAlias = (
     | Cancel
     | Report
     | Resources
+    | Restored
     | Stats
     | Stop
     | Define

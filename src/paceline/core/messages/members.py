@@ -71,3 +71,7 @@ class Stats(Request[Text], tag=6, frozen=True, gc=False):
 
 class Stop(Request[Done], tag=4, frozen=True, gc=False):
     """End the server."""
+
+
+class Restored(Request[Done], tag=100, frozen=True, gc=False):
+    """What a server held that was started again is there: from now on it takes any session."""
