@@ -345,6 +345,26 @@ def test_what_is_done_while_one_has_taken_note_and_another_not_is_in_no_cut(
         assert (first.value, second.value) == (1, 1)
 
 
+def test_what_is_in_another_container_is_left_alone(tmp_path: Path) -> None:
+    with paceline.Session() as session:
+        for container, number in (("", 1), ("x", 2)):
+            with session.container(container):
+                session.queue("q", 5).enqueue(number)
+                session.counter("n").add(number)
+                session.accumulator("mean", variable=session.variable("v", 0.0)).apply(
+                    1.0, session.variable("v").version
+                )
+        with session.container("x"):
+            session.save(tmp_path)
+        session.reset()
+        with session.container("y"):
+            session.restore(tmp_path)
+            assert session.queue("q").dequeue(timeout=0) == 2
+            assert session.counter("n").value == 2
+            assert session.accumulator("mean").stats()["held"] == 1
+        assert {each["container"] for each in session.resources()["shared"]} == {"y"}
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_cut_is_one_moment_of_all_servers(tmp_path: Path, same: bool) -> None:
     spec = hands.cluster(tmp_path, "unix", ps=2, worker=2)

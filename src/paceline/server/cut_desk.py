@@ -115,12 +115,11 @@ class CutDesk(Desk):
         if not request.take:
             self._service.answer(peer, frame.request, m.Text([marked, self._service.epoch, []]))
             return
-        found = [
-            each
-            for desk in self._desks
-            for each in desk.noted()
-            if parts(each[1]).container == container
-        ]
+
+        def wanted(key: str) -> bool:
+            return parts(key).container == container
+
+        found = [each for desk in self._desks for each in desk.noted(wanted)]
         self._noted[peer] = Notes(dict(enumerate(found)))
         self._marks[container] = generation
         told = [marked, self._service.epoch, [(k, key, n.nbytes) for k, key, n in found]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from paceline.core.errors import SchemaError
@@ -31,9 +31,10 @@ class KeptDesk(NamedDesk[S], Generic[S]):
 
     facts: ClassVar[type[Facts]]
 
-    def noted(self) -> Iterable[tuple[str, str, Noted]]:
+    def noted(self, wanted: Callable[[str], bool]) -> Iterable[tuple[str, str, Noted]]:
         for name, state in self.states.items():
-            yield self.kind, name, state.noted()
+            if wanted(name):
+                yield self.kind, name, state.noted()
 
     def makers(self) -> dict[str, Maker]:
         return {self.kind: (self.facts, self._make_again)}

@@ -224,8 +224,10 @@ class PartDesk(Desk):
     def reset(self, gone: Callable[[str], bool]) -> None:
         self.states = {name: state for name, state in self.states.items() if not gone(name)}
 
-    def noted(self) -> Iterable[tuple[str, str, Noted]]:
+    def noted(self, wanted: Callable[[str], bool]) -> Iterable[tuple[str, str, Noted]]:
         for name, state in self.states.items():
+            if not wanted(name):
+                continue
 
             def pieces(trees: tuple[Stored, ...] = tuple(state.trees.values())) -> list[Piece]:
                 return [tree_piece(tree) for tree in trees]

@@ -62,8 +62,8 @@ class Desk(ABC):
     def listing(self) -> tuple[str, dict[str, Any]]:
         """What there is, by name, and the word for it."""
 
-    def noted(self) -> Iterable[tuple[str, str, Noted]]:
-        """All there is as it is now: its kind, its key, and what is noted of it."""
+    def noted(self, wanted: Callable[[str], bool]) -> Iterable[tuple[str, str, Noted]]:
+        """All of wanted keys as it is now: its kind, its key, and what is noted of it."""
         return ()
 
     def makers(self) -> dict[str, Maker]:

@@ -47,9 +47,9 @@ class TagDesk(Desk):
     def reset(self, gone: Callable[[str], bool]) -> None:
         """Tags go with their variables."""
 
-    def noted(self) -> Iterable[tuple[str, str, Noted]]:
+    def noted(self, wanted: Callable[[str], bool]) -> Iterable[tuple[str, str, Noted]]:
         for name, state in self._variables.states.items():
-            if state.stored is not None:
+            if wanted(name) and state.stored is not None:
                 yield "variable", name, state.noted()
 
     def makers(self) -> dict[str, Maker]:
