@@ -20,10 +20,11 @@ import numpy as np
 from clusters import LIMIT, accounted, quiet, until
 from conftest import Holdings, holdings
 from resumed import Run
-from tasks import Tasks
+from tasks import Tasks, tree
 
 import paceline
 from paceline import checkpoints
+from paceline.core.versions import epoch_of
 from paceline.testing import Chaos, Fault, Relay, Report, full_disk, serving
 
 
@@ -49,8 +50,10 @@ class Training:
     def __init__(self, cluster: paceline.Cluster) -> None:
         self._cluster = cluster
         self._processes = len(cluster.processes())
-        self._policy = cluster.variable("policy", {"a": np.zeros(9000), "b": np.zeros(7)})
-        self._first = self._last = self._policy.version
+        self._policy = cluster.variable("policy", tree(0))
+        self._last, self._value = self._policy.version, 0.0
+        # What each version is; some are never seen by this process.
+        self._values = {self._last: self._value}
         self._seen: dict[tuple[int, int], int] = {}
         self._batches = cluster.collect(counting, self._policy, batch_size=4, max_lag=2)
 
@@ -58,17 +61,22 @@ class Training:
         """Take a batch, look at each item, assign."""
         data = self._batches.next(timeout=LIMIT).data
         assert not data["torn"].any()
-        # Each assign adds one to all leaves: a version that was applied twice, or not, shows.
-        assert data["value"].tolist() == (data["version"] - self._first).tolist()
+        for version, value in zip(data["version"].tolist(), data["value"].tolist(), strict=True):
+            # A server that was started again brings back an older value, under a new version.
+            assert value <= self._value
+            assert self._values.setdefault(version, value) == value
         for index, seed, number in zip(*data["maker"], data["number"], strict=True):
             maker = (int(index), int(seed))
             # In the order in which its maker made them: none twice.
             assert int(number) > self._seen.get(maker, -1)
             self._seen[maker] = int(number)
-        value = self._last - self._first + 1.0
-        version = self._policy.assign({"a": np.full(9000, value), "b": np.full(7, value)})
-        assert version == self._last + 1
-        self._last = version
+        self._value += 1
+        version = self._policy.assign(tree(self._value))
+        assert version > self._last
+        if epoch_of(version) == epoch_of(self._last):
+            assert version == self._last + 1
+        assert version not in self._values
+        self._last, self._values[version] = version, self._value
 
     def check(self, fault: Fault) -> None:
         """What is accepted is accounted for, and all processes are there again."""
@@ -86,15 +94,16 @@ def of_workers(faults: int, seed: int) -> Report:
 
 
 def of_servers(faults: int, seed: int) -> Report:
-    """The server stopped and slowed under a training."""
-    with quiet(2) as cluster:
+    """The server killed, stopped and slowed under a training that is saved."""
+    with (
+        TemporaryDirectory() as folder,
+        quiet(2, checkpoint=folder, save_every=0.2, restarts=1_000_000) as cluster,
+    ):
         training = Training(cluster)
+        # What was never saved could not come back.
+        cluster.save()
         return Chaos(cluster, seed=seed).campaign(
-            training.step,
-            faults=faults,
-            kinds=["pause", "slow"],
-            targets=["ps"],
-            check=training.check,
+            training.step, faults=faults, targets=["ps"], check=training.check
         )
 
 
