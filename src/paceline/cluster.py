@@ -130,7 +130,7 @@ class Cluster(Closing):
                 post_mortem=post_mortem,
             )
         self.session = self._staff.session
-        self._watch = Watch(self.stats)
+        self._watch = Watch(self.stats, self._staff.at, beside=self._staff.watched)
         spent.enter(BUSY)
         if self._keeper is not None:
             self.restored, self._step = self._keeper.restored, self._keeper.step
@@ -298,6 +298,8 @@ class Cluster(Closing):
             WorkerFailed: a worker died more often than its budget allows.
             SchemaError, FunctionError, Refused, Closed, Disconnected: as `map`.
         """
+        if isinstance(self._staff, Launched):
+            self._watch.start()
         return self._staff.run(fn, resources, job)
 
     def _call(
@@ -312,6 +314,7 @@ class Cluster(Closing):
     ) -> Calls:
         limit = checked_timeout(task_timeout, "task_timeout")
         retries = whole(retries, "retries", 0)
+        self._watch.start()
         return self._staff.call(
             fn, inputs, resources, job, timeout=limit, retries=retries, all_of_them=all_of_them
         )
@@ -392,8 +395,7 @@ class Cluster(Closing):
         if collection not in self._collections and not collection.closed:
             self._step += sum(c.tally.batches for c in self._collections if c.closed)
             self._collections = [*(c for c in self._collections if not c.closed), collection]
-            if self._staff.concurrent:
-                self._watch.start()
+            self._watch.start()
         self._progress.update(collection)
         if self._keeper is not None:
             self._keeper.look()

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from paceline.core.errors import Closed, PacelineError
+from paceline.core.silence import Silences
 from paceline.core.stats import Stats
 from paceline.core.verdict import findings
 
@@ -19,10 +20,25 @@ WINDOW = 10.0
 
 
 class Watch:
-    """A thread that judges; each trouble is told once, and again when it has been gone since."""
+    """A thread that judges; each trouble is told once, and again when it has been gone since.
 
-    def __init__(self, look: Callable[[], Stats], *, every: float = EVERY, window: float = WINDOW):
+    `at` says what a worker is at that has said nothing for long, as the end of a message. Not
+    `beside` others, where all is in one thread, there is none.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Stats],
+        at: Callable[[str], str] = lambda worker: "",
+        *,
+        every: float = EVERY,
+        window: float = WINDOW,
+        beside: bool = True,
+    ) -> None:
         self._look = look
+        self._at = at
+        self._beside = beside
+        self._silences = Silences()
         self._every = every
         self._window = window
         self._seen: deque[Stats] = deque(maxlen=1 + round(window / every))
@@ -32,7 +48,7 @@ class Watch:
 
     def start(self) -> None:
         """Look from now on. Idempotent."""
-        if self._thread is None:
+        if self._beside and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="paceline-watch", daemon=True)
             self._thread.start()
 
@@ -42,7 +58,7 @@ class Watch:
         if self._thread is not None:
             self._thread.join()
         # It is a part of what it looks at, which would be kept by that.
-        self._look = _over
+        self._look, self._at = _over, _nowhere
 
     def _run(self) -> None:
         while not self._ended.wait(self._every):
@@ -59,6 +75,8 @@ class Watch:
         if self._seen and self._seen[-1].restarted != now.restarted:
             # Counters began anew.
             self._seen.clear()
+        for worker, silent in self._silences.found(now):
+            _log.warning("%s has said nothing for %.0f s%s", worker, silent, self._at(worker))
         self._seen.append(now)
         before = self._seen[0]
         if now.wall - before.wall < 0.9 * self._window:
@@ -68,6 +86,10 @@ class Watch:
             if about not in self._told:
                 _log.warning("%s", text)
         self._told = {about for about, _ in found}
+
+
+def _nowhere(worker: str) -> str:
+    return ""
 
 
 def _over() -> Stats:

@@ -49,7 +49,8 @@ class WorkerStats:
 
     `version` is the count of the version that its newest item was made with, `behind` how many
     versions have been assigned since; both are `None` without a stamped item. `silent` is for how
-    long the server has not heard of it, in seconds; `waits` is what it waits for there.
+    long it has not told where its time goes, in seconds; `waits` is what it waits for at a server.
+    `busy` is whether it has a function to run, `requests` how often it has asked servers something.
     """
 
     name: str
@@ -62,6 +63,8 @@ class WorkerStats:
     silent: float
     waits: str | None
     spent: Spent
+    busy: bool = False
+    requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,8 @@ def of_worker(
         silent=told.get("since", 0.0) if told.get("times") else now - place.began,
         waits=shown(f"{waits[0][0]} '{waits[0][1]}'") if waits else None,
         spent=_continued(place, told, waits, now),
+        busy=place.occupied,
+        requests=told.get("requests", 0),
     )
 
 
@@ -238,6 +243,7 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         "times": newest["times"],
         "since": newest["since"],
         "waits": [*one["waits"], *other["waits"]],
+        "requests": one["requests"] + other["requests"],
         "making": one["making"] or other["making"],
         "items": making["items"],
         "version": making["version"],

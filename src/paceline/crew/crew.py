@@ -211,11 +211,14 @@ class Crew(Listener, Care):
             )
         )
 
-    def stacks(self, worker: str) -> str | None:
-        """What a worker runs in Python, if that can be told."""
+    def at(self, worker: str) -> str:
+        """How far a worker got, and its stacks, as the end of a message."""
         with self.lock:
-            task = next((seat.task for seat in self.seats if seat.name == worker), None)
-        return None if task is None else task.stacks()
+            seat = next(each for each in self.seats if each.name == worker)
+            task, where = seat.task, seat.where(calls=self.calling.has(seat))
+        # It may take a moment: not under the lock.
+        stacks = None if task is None else task.stacks()
+        return where + (f"; it is alive, and at:\n{stacks}" if stacks else "; it is alive")
 
     def within_budget(self, seat: Seat, error: str) -> bool:
         if seat.budget.allow(time.monotonic()):

@@ -25,12 +25,14 @@ class Peer:
         lingers: whether it has no connection now, and is waited for.
         left: whether it said that it ends.
         times, heard: its account, as it told it, and when.
+        requests: how many it has made.
         unwanted: why it may not join, as there are too many.
         making, items, version: what it has handed in items for, how many, the newest one's stamp.
     """
 
     __slots__ = (
-        "board_sent", "channel", "heard", "items", "left", "lingers", "making", "member", "times",
+        "board_sent", "channel", "heard", "items", "left", "lingers", "making", "member",
+        "requests", "times",
         "token", "unwanted", "version", "window",
     )  # fmt: skip
 
@@ -45,6 +47,7 @@ class Peer:
         self.unwanted = ""
         self.times: Times | None = None
         self.heard = 0.0
+        self.requests = 0
         self.making: str | None = None
         self.items = 0
         self.version = m.NO_VERSION

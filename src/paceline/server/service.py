@@ -151,6 +151,7 @@ class Service:
                 raise ProtocolError(f"a client sent a frame of kind {frame.kind}")
             if peer.left:
                 return
+            peer.requests += 1
             request = m.decode_request(frame.header)
             if peer.member is None and type(request) not in FIRST:
                 raise ProtocolError(f"{type(request).__name__} came before Join")
@@ -370,6 +371,7 @@ class Service:
                 "times": each.times,
                 "since": now - each.heard,
                 "waits": self.parking.waits_of(each),
+                "requests": each.requests,
                 "making": each.making,
                 "items": each.items,
                 "version": each.version,

@@ -56,6 +56,11 @@ class Staff(ABC):
         """`Session.variable` for the program: where all tasks run it, the chief's value counts."""
         return variable
 
+    @property
+    def watched(self) -> bool:
+        """Whether there are others here to be looked at."""
+        return self.concurrent and self.is_chief
+
     @abstractmethod
     def collect(
         self, plan: Plan, number: int, job: str | None, on_change: OnChange
@@ -90,6 +95,10 @@ class Staff(ABC):
     @abstractmethod
     def stats(self) -> Stats:
         """All counters and times as they are now."""
+
+    def at(self, worker: str) -> str:
+        """How far a worker got and what it runs now, as the end of a message, if that is known."""
+        return ""
 
     def processes(self) -> dict[str, int]:
         """The processes that were started here and live, by their tasks."""

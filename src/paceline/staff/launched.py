@@ -275,9 +275,8 @@ class Launched(Staff):
                 steps.callback(self.session.close)
             steps.callback(self._crew.close)
 
-    def stacks(self, worker: str) -> str | None:
-        """What a worker runs in Python at this moment, if that can be told."""
-        return self._crew.stacks(worker)
+    def at(self, worker: str) -> str:
+        return self._crew.at(worker)
 
     def _fetch(self, key: str) -> tuple[int, Any]:
         """The newest version of a variable, by its key."""
