@@ -134,6 +134,10 @@ HOWS: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+SLOW = ("exits", "leaves")
+"""Those that differ little from others."""
+
+
 def failing(policy: Any, how: Callable[[], object], gate: str, worker: Any) -> Iterator[Any]:
     noise = np.random.default_rng(worker.seed)
 
@@ -171,7 +175,10 @@ def check_facts(found: PostMortem, path: Path, error: WorkerFailed, how: str) ->
     assert f"seed {facts.seed}, item 2, parameters' version 1" in str(error)
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(
+    "how",
+    ["crashes", "kills", "raises", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
+)
 def test_a_failure_leaves_a_file_that_says_what_was_known_and_fails_again(
     tmp_path: Path, how: str
 ) -> None:
