@@ -282,7 +282,8 @@ def test_a_call_that_takes_too_long_ends_with_its_process(tmp_path: Path) -> Non
         future = cluster.submit(stuck, 1, task_timeout=0.2, retries=1)
         with pytest.raises(
             paceline.TimedOut,
-            match=r"^stuck\(1\) took more than task_timeout=0\.2 s in worker:0, 2 times$",
+            match=r"^stuck\(1\) took more than task_timeout=0\.2 s in worker:0, 2 times;"
+            r" it is at:\n(?s:.*) in stuck$",
         ):
             future.result(LIMIT)
         pids = [int(path.name) for path in tmp_path.iterdir()]
