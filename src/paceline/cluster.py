@@ -67,9 +67,8 @@ class Cluster(Closing):
         save_every: seconds from one checkpoint to the next; `None` saves at the end, and soon after
             a variable was made.
         keep: how many checkpoints stay.
-        post_mortem: a folder for a file about each worker that fails, with which `paceline replay`
-            runs it alone again; the newest 20 stay. `auto` is one of this user's in the temporary
-            directory, where a file has 64 MB of variables at most, `None` has none written.
+        post_mortem: a folder for files about workers that fail, which `paceline replay` runs alone;
+            20 stay. `auto` is in the temporary directory (64 MB a file), `None` writes none.
         progress: `live`, `plain`, `quiet`, or `auto`: live on a terminal, plain lines elsewhere.
 
     Everything of the chief's session is here too: `variable`, `queue`, `counter`, `resources`, ...
