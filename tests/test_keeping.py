@@ -23,6 +23,7 @@ def seeds(worker: paceline.Worker) -> Iterator[Any]:
         yield worker.seed
 
 
+@pytest.mark.timeout(240)
 @every_engine
 def test_a_cluster_goes_on_with_what_it_saved_at_its_end(engine: str, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
@@ -59,6 +60,7 @@ def test_versions_grow_although_the_clock_went_back(
         assert cluster.variable("w").version > before
 
 
+@pytest.mark.timeout(240)
 @every_engine
 def test_a_resumed_run_has_other_seeds_and_a_new_one_the_same(engine: str, tmp_path: Path) -> None:
     found = []

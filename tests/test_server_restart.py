@@ -18,7 +18,7 @@ from clusters import LIMIT, accounted, following, named, quiet, runs, until
 import paceline
 from paceline import checkpoints, keeping
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def killed(task: str = "ps:0") -> int:
