@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -68,8 +69,9 @@ def descendants(pid: int) -> set[int]:
     """The processes that it started, and those that they started."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found |= {child} | descendants(child)
+        with contextlib.suppress(OSError):  # that thread has ended meanwhile
+            for child in map(int, task.read_text().split()):
+                found |= {child} | descendants(child)
     return found
 
 

@@ -85,8 +85,8 @@ def test_the_stack_of_a_task_that_computes_is_seen_and_it_goes_on(beside: Engine
 
 def test_the_stack_of_a_task_that_waits_is_seen_and_it_waits_on(beside: Engine) -> None:
     task, recorder = started(beside, waits)
-    stacks = until(lambda: _with(task, "in waits"))
-    assert "in receive" in stacks
+    stacks = until(lambda: _with(task, "in receive"))
+    assert "in waits" in stacks
     task.send("end")
     assert recorder.exit("worker:0").status == 0
 
