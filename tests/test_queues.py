@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from calls import DEADLINE_SECONDS, Call, until
 
+import paceline
 from paceline.core import messages as m
 from paceline.core.errors import Closed, ProtocolError, SchemaError, TimedOut, UnknownName
 from paceline.core.tree import flatten
@@ -98,6 +99,35 @@ def test_the_bytes_in_a_queue_are_bounded(server: Serving, item: object) -> None
         SchemaError, match=r"^enqueue 'q': 3 items of \d+ bytes in one step; it hol"
     ):
         queue.enqueue_many([item] * 3)
+
+
+class Step(NamedTuple):
+    seen: Any
+    reward: Any
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {"x": np.zeros((3, 2))},
+        Step(np.zeros((3, 2)), np.zeros(3)),
+        np.arange(3.0),
+        np.zeros((1, 2)),
+        "abc",
+        b"abc",
+        (n for n in range(3)),
+        {1, 2},
+        5,
+        None,
+    ],
+    ids=lambda items: type(items).__name__,
+)
+def test_what_is_no_list_of_items_is_refused(items: Any) -> None:
+    with paceline.Session() as session:
+        queue: Any = session.queue("q", 8)
+        with pytest.raises(SchemaError, match=f"a list of items, found {type(items).__name__}"):
+            queue.enqueue_many(items)
+        assert queue.size == 0
 
 
 def test_enqueue_many_is_all_or_none(server: Serving) -> None:

@@ -89,11 +89,13 @@ class Queue(Handle, Generic[D]):
     ) -> None:
         """Add all of `items` in one step, or none; raises as `enqueue`.
 
-        `priority` is that of all of them, or there is one for each.
+        `items` is a list, or another sequence, of whole items: one tree that has them stacked is
+        refused. `priority` is that of all of them, or there is one for each.
         """
         limit = checked_timeout(timeout)
         stamp = m.NO_VERSION if version is None else operator.index(version)
         what = f"enqueue {self.called}"
+        _checked_items(items, what)
         if len(items) > self.capacity:
             raise SchemaError(
                 f"{what}: {len(items)} items in one step, but it holds {self.capacity} at most;"
@@ -308,3 +310,18 @@ def _first_lent(items: m.Items, buffers: Any) -> Any:
 
 def _number(n: Any) -> int:
     return whole(n, "the number of items")
+
+
+def _checked_items(items: Any, what: str) -> None:
+    """Refuse what is one item, or all of them stacked.
+
+    Raises:
+        SchemaError: it is no sequence of items.
+    """
+    one = isinstance(items, str | bytes | bytearray) or hasattr(items, "_fields")
+    if one or not isinstance(items, Sequence):
+        raise SchemaError(
+            f"{what}: enqueue_many takes a list of items, found {type(items).__name__}; list(...)"
+            " makes one of what can be iterated, a tree of stacked arrays is to be taken apart:"
+            " [{'x': x[i]} for i in range(n)]"
+        )
