@@ -15,6 +15,7 @@ from hands import cluster, served
 
 import paceline
 from paceline import Session
+from paceline.pending import _given
 from paceline.queues import Queue
 from paceline.testing import Serving
 
@@ -53,6 +54,7 @@ def at_every_line(call: Callable[[], Any], then: Callable[[], Any]) -> None:
     line = 1
     while interrupted(line, call):
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert _given.due is None, "it left the time that it was given behind"
         then()
         line += 1
     assert line > 20

@@ -8,6 +8,7 @@ import itertools
 import math
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,10 +35,23 @@ Look: TypeAlias = Literal["wait", "ask", "silent", "gone"]
 """Go on waiting; ask for a sign of life; say that there was none; count the server as gone."""
 
 
-class _Given(threading.local):
-    """The time that somebody gave what this thread asks servers: when it should have its end."""
+class _End(float):
+    """When a call should have its end, by the monotonic clock."""
 
-    due: float | None = None
+
+class _Given(threading.local):
+    """The time that somebody gave what this thread asks servers.
+
+    It is held by the call that it was given to, so that none is left after an interrupt, wherever
+    that comes.
+    """
+
+    held: weakref.ref[_End] | None = None
+
+    @property
+    def due(self) -> float | None:
+        end = None if self.held is None else self.held()
+        return None if end is None else float(end)
 
 
 _given = _Given()
@@ -50,13 +64,12 @@ def within(timeout: float | None, call: Callable[P, R], /, *args: P.args, **opti
     """
     if _given.due is not None:
         return call(*args, **options)
-    due = math.inf if timeout is None else time.monotonic() + timeout
+    due = _End(math.inf if timeout is None else time.monotonic() + timeout)
     try:
-        # In here: wherever a signal's handler raises, none is left.
-        _given.due = due
+        _given.held = weakref.ref(due)
         return call(*args, **options)
     finally:
-        _given.due = None
+        _given.held = None
 
 
 def limited(method: Callable[P, R]) -> Callable[P, R]:
