@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from paceline import ps
 from paceline.core.cluster_state import RESTORER
-from paceline.core.errors import Disconnected, TimedOut, UnknownName
+from paceline.core.errors import Closed, Disconnected, TimedOut, UnknownName
 from paceline.core.numbers import counted
 from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, engine, show
 from paceline.server.local import LocalServer
@@ -124,7 +124,8 @@ class Launched:
         assert isinstance(server, _Process)
         self._least_epoch = max(self._least_epoch, round(time.time())) + 1
         setup = replace(self._serve(index, listener), restoring=True)
-        server.start(setup, listener.fileno())
+        with suppress(Closed):  # it has ended once more, which its listener is told
+            server.start(setup, listener.fileno())
 
     def restorer(self) -> Session:
         """The session that brings back what servers held.
