@@ -95,6 +95,7 @@ def next_mean(gradients, args):
 def train(net, policy, gradients, args):
     """Make the steps of the chief; seconds from the first on, and the oldest gradient's lag."""
     optimizer = torch.optim.Adam(net.parameters(), RATE)
+    rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=args.steps)
     began, lag = None, 0
     for _ in range(args.steps):
         mean = next_mean(gradients, args)
@@ -103,6 +104,7 @@ def train(net, policy, gradients, args):
         for name, p in net.named_parameters():
             p.grad = torch.from_numpy(mean.tree[name])
         optimizer.step()
+        rate.step()
         policy.assign(net)
     return time.monotonic() - began, lag
 
