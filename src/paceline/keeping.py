@@ -158,14 +158,14 @@ class Keeper:
     def _save_if_due(self) -> None:
         assert self._session is not None
         late = self._every is not None and time.monotonic() - self._at >= self._every
-        if late or not self._saved.issuperset(_names(self._session.resources(), "variable")):
+        if late or not self._saved.issuperset(_variables(self._session.resources())):
             self.save()
 
 
-def _names(there: Mapping[str, Any], kind: str) -> list[str]:
-    """What there is of that kind in the default container."""
+def _variables(there: Mapping[str, Any]) -> list[str]:
+    """The names of those in the default container."""
     shared = there["shared"]
-    return [each["name"] for each in shared if each["kind"] == kind and not each["container"]]
+    return [each["name"] for each in shared if each["kind"] == "variable" and not each["container"]]
 
 
 def _launched(folder: Path) -> int:

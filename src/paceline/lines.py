@@ -15,7 +15,7 @@ from paceline.core import messages as m
 from paceline.core import names
 from paceline.core.account import Account
 from paceline.core.clock import left
-from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, UnknownName
+from paceline.core.errors import Closed, Disconnected, PacelineError, TimedOut, UnknownName, said_of
 from paceline.core.spec import Task
 from paceline.placement import Setter
 
@@ -278,7 +278,7 @@ class Lines:
                 gone = [task for task, line in pairs if not line.alive() and not line.forked]
                 if not gone or self._anew is None or self._ending.is_set():
                     raise
-            with waited_for(what):
+            with said_of(what, TimedOut):
                 for task in gone:
                     self.line(task, left(timeout, began))
 
@@ -357,15 +357,6 @@ class Lines:
             except PacelineError as e:
                 raise type(e)(f"device: the {kind} '{name}': {e}") from e
         return wanted or next(iter(self._by_task), "")
-
-
-@contextmanager
-def waited_for(what: str) -> Iterator[None]:
-    """Begin the message of a TimedOut with what was asked."""
-    try:
-        yield
-    except TimedOut as e:
-        raise TimedOut(f"{what}: {e}") from e
 
 
 def account(cause: str) -> Account:

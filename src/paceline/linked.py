@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from paceline.adapters import base as adapters
-from paceline.core.errors import SchemaError
+from paceline.core.errors import SchemaError, said_of
 from paceline.core.leaf_names import leaf_names
 from paceline.core.tree import Array, Flat, build, decoded, flatten
-from paceline.packing import said_of, taken
+from paceline.packing import taken
 
 T = TypeVar("T")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from paceline.adapters.base import convert
 from paceline.core import messages as m
 from paceline.core import tree as trees
-from paceline.core.errors import SchemaError
+from paceline.core.errors import said_of
 from paceline.core.padding import stack_padded
 from paceline.core.runs import FlatRun, runs
 from paceline.core.stacking import Stretch, rows, stack
@@ -152,15 +151,6 @@ def _written(arena: Arena, flat: trees.Flat | FlatRun) -> Block | None:
     block = arena.allocate(flat.nbytes)
     flat.write(block.view())
     return block
-
-
-@contextmanager
-def said_of(what: str) -> Iterator[None]:
-    """Begin the message of a SchemaError with what was asked."""
-    try:
-        yield
-    except SchemaError as e:
-        raise SchemaError(f"{what}: {e}") from e
 
 
 def _read_only(memory: Memory | None) -> Array | None:

@@ -15,12 +15,11 @@ import numpy as np
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
-from paceline.core.errors import Closed, PacelineError, SchemaError, WouldBlock
+from paceline.core.errors import Closed, PacelineError, SchemaError, WouldBlock, said_of
 from paceline.core.names import quoted
 from paceline.core.runs import runs
 from paceline.core.tree import unflatten
 from paceline.handles import Handle
-from paceline.packing import said_of
 from paceline.pending import limited
 
 TO_LOOK = 1.0

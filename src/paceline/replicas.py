@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 import numpy as np
 
 from paceline.core.clock import checked_timeout, left
-from paceline.core.errors import SchemaError, TimedOut, WouldBlock
+from paceline.core.errors import SchemaError, TimedOut, WouldBlock, said_of
 from paceline.core.names import text
 from paceline.core.spreading import Placement
 from paceline.core.tree import check, flatten
@@ -16,7 +16,6 @@ from paceline.core.versions import count_of
 from paceline.leaves import LeafPlaces, sizes
 from paceline.lines import Lines
 from paceline.linked import Leaves, Linked, Names
-from paceline.packing import said_of
 from paceline.pending import limited
 from paceline.variables import Variable
 

@@ -17,13 +17,13 @@ from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import spreading
 from paceline.core.clock import left
-from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut
+from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut, said_of
 from paceline.core.names import quoted
 from paceline.core.row_pieces import cuts, joined
 from paceline.core.rows import Table, checked_indices, table
 from paceline.core.tree import Array, Flat, check
 from paceline.core.versions import count_of
-from paceline.lines import Lines, waited_for
+from paceline.lines import Lines
 from paceline.packing import pack, taken
 from paceline.pending import Pending, limited
 from paceline.shares import Share, fetched, gathered, row_shares
@@ -197,7 +197,7 @@ class Spread:
     def _home(self, what: str, timeout: float | None) -> tuple[Connection, m.Spreading]:
         """The line to the home, and how the variable is spread."""
         began = time.monotonic()
-        with waited_for(what):
+        with said_of(what, TimedOut):
             line = self._lines.line(self._task, timeout)
             known, plan, _ = self._known
             if line is known:
@@ -306,7 +306,7 @@ def _reached(
 ) -> dict[str, Connection]:
     """The lines to all parts; where a server has died, once it was started again."""
     began = time.monotonic()
-    with waited_for(what):
+    with said_of(what, TimedOut):
         return {task: lines.line(task, left(timeout, began)) for task, _ in plan.parts}
 
 

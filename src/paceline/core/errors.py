@@ -5,6 +5,8 @@ A message says, on one line, what was asked, what was found, and what was wanted
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -90,6 +92,15 @@ class ProtocolError(PacelineError):
 
 class Unsupported(PacelineError, NotImplementedError):
     """This platform or installation cannot do it; the message names the way out."""
+
+
+@contextmanager
+def said_of(what: str, kind: type[PacelineError] = SchemaError) -> Iterator[None]:
+    """Begin the message of an error of that kind with what was asked."""
+    try:
+        yield
+    except kind as e:
+        raise kind(f"{what}: {e}") from e
 
 
 # A traceback shows them under the names that users import.

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from paceline.collection import Collection
 from paceline.core import messages as m
 from paceline.core.account import Account, Times
+from paceline.core.errors import SchemaError
 from paceline.core.stats import (
     CallStats,
     CollectionStats,
@@ -142,3 +143,10 @@ class Staff(ABC):
             calls=MappingProxyType(dict(calls)),
             servers=MappingProxyType(servers),
         )
+
+
+def checked_job(job: str, jobs: list[str]) -> str:
+    """`job`, if it is one of `jobs`; else SchemaError."""
+    if job not in jobs:
+        raise SchemaError(f"no workers of job {job!r}; there are {jobs}")
+    return job

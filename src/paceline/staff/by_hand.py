@@ -34,7 +34,7 @@ from paceline.plans import Plan
 from paceline.post_mortems import AUTO
 from paceline.reach import Waiting
 from paceline.session import Session
-from paceline.staff.base import Calls, F, OnChange, Staff
+from paceline.staff.base import Calls, F, OnChange, Staff, checked_job
 from paceline.worker.line import Collect
 from paceline.worker.own import Own, once, yielded
 
@@ -316,11 +316,7 @@ class ByHand(Staff):
 
     def _job(self, job: str | None) -> str:
         jobs = self._jobs()
-        if job is None:
-            return jobs[0]
-        if job not in jobs:
-            raise SchemaError(f"no workers of job {job!r}; there are {jobs}")
-        return job
+        return checked_job(jobs[0] if job is None else job, jobs)
 
     def _of(self, job: str) -> list[str]:
         return [name for name in self._tasks if Task.parse(name).job == job]

@@ -31,7 +31,7 @@ from paceline.plans import Plan
 from paceline.post_mortems import Folder
 from paceline.revival import Revival
 from paceline.session import Session
-from paceline.staff.base import Calls, OnChange, Staff
+from paceline.staff.base import Calls, OnChange, Staff, checked_job
 from paceline.worker.line import Collect
 
 _log = logging.getLogger("paceline")
@@ -301,9 +301,7 @@ class Launched(Staff):
         if job is None:
             idle = (name for name in jobs if all(seat.free for seat in self._crew.of(name)))
             job = next(idle, jobs[0])
-        if job not in jobs:
-            raise SchemaError(f"no workers of job {job!r}; there are {jobs}")
-        return job
+        return checked_job(job, jobs)
 
 
 def jobs_of(workers: int | dict[str, int]) -> dict[str, int]:
