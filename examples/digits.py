@@ -58,9 +58,12 @@ def work(policy, gradients, pids, args, *, worker):
     net, version = make_net(), None
     pids.enqueue((worker.index, os.getpid()))
     with gradients:
-        # In step a worker makes one gradient for each version; else it never waits.
-        while policy.read(newer_than=version if args.mode == "sync" else None).count <= args.steps:
+        while True:
+            if args.mode == "sync":  # one gradient for each version; else a worker never waits
+                policy.read(newer_than=version)
             version = policy.read_into(net)
+            if policy.read().count > args.steps:
+                return
             began = time.monotonic()
             batch = torch.randint(len(labels), (BATCH_SIZE,), generator=draws)
             net.zero_grad()
