@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline import checkpoints
-from paceline.checkpoints import CheckpointError, Saved, latest, save
+from paceline.checkpoints import CheckpointError, Contents, Saved, latest
 from paceline.core import manifest as manifests
 from paceline.core.bfloat16 import bfloat16
 from paceline.core.errors import SchemaError, TimedOut
@@ -45,6 +45,10 @@ def same(one: Any, other: Any) -> bool:
     ] == [x.tobytes() for x in b.arrays]
 
 
+def save(folder: Path, step: int, variables: dict[str, Saved], **options: Any) -> Path:
+    return checkpoints.save(folder, step, {"": Contents(variables)}, **options)
+
+
 def at(folder: Path, step: int, **options: Any) -> Path:
     return save(folder, step, {"v": Saved(step, np.full(100, float(step)))}, **options)
 
@@ -62,7 +66,7 @@ def test_every_tree_comes_back_as_it_was(tmp_path: Path) -> None:
     assert found is not None
     assert same(found.read("a"), TREE)
     assert same(found.read("b/.."), np.zeros(2))
-    entry = found.manifest.variables["a"]
+    entry = found.manifest.of().variables["a"]
     assert (entry.version, entry.epoch, entry.bound) == ((5 << 31) + 7, 5, 1 << 20)
     assert found.read("a")["w"].flags.writeable
 
@@ -152,7 +156,7 @@ def other(change: Callable[[Any], Any]) -> Callable[[Path], None]:
         (lambda path: (path / "variable-0000.safetensors").unlink(), "No such file"),
         (lambda path: (path / "manifest.json").unlink(), "No such file"),
         (lambda path: os.truncate(path / "manifest.json", 40), "its manifest is malformed: "),
-        (other(lambda told: told.update(format=4)), "its format is 4, written by paceline "),
+        (other(lambda told: told.update(format=5)), "its format is 5, written by paceline "),
         (other(lambda told: told.pop("step")), "its manifest is malformed: .*`step`"),
         (other(lambda told: told["files"].clear()), "variable 'v' is in 'variable-0000"),
         (
@@ -160,11 +164,11 @@ def other(change: Callable[[Any], Any]) -> Callable[[Path], None]:
             "its manifest names the file '../x', which is not beside it",
         ),
         (
-            other(lambda told: told["variables"]["v"].update(values=[1])),
+            other(lambda told: told["containers"][""]["variables"]["v"].update(values=[1])),
             "variable 'v' has 0 plain leaves and 1 values",
         ),
         (
-            other(lambda told: told["variables"]["v"].update(structure=["x"])),
+            other(lambda told: told["containers"][""]["variables"]["v"].update(structure=["x"])),
             "bytes are not a layout",
         ),
     ],
@@ -207,10 +211,10 @@ def test_a_full_disk_leaves_the_old_one_and_says_what_was_needed(tmp_path: Path)
 
 WRITER = """
 import sys, time
-from paceline import checkpoints
+from paceline import disk
 from pathlib import Path
 root = Path(sys.argv[1])
-with checkpoints._locked(root, 1.0):
+with disk.locked(root, 1.0):
     (root / ".writing").mkdir()
     (root / ".writing" / "half").write_text("half")
     print("writes", flush=True)

@@ -122,4 +122,4 @@ def test_with_a_checkpoint_it_goes_on_where_it_was(tmp_path: Path) -> None:
     # Each batch is so many steps of Adam.
     each = EPOCHS * BATCH_STEPS // MINIBATCH
     assert found.read("learner")["count"] == 5 * each
-    assert found.manifest.counters["steps"].value == 5 * BATCH_STEPS
+    assert found.manifest.of().counters["steps"].value == 5 * BATCH_STEPS

@@ -96,6 +96,15 @@ def test_it_saves_while_it_goes_on_and_soon_after_a_variable_was_made(
     with quiet(1, engine, checkpoint=tmp_path, save_every=None) as cluster:
         cluster.variable("w", np.zeros(1))
         until(lambda: checkpoints.found(tmp_path))
+        with cluster.container("x"):
+            for make in (
+                lambda: cluster.variable("w", np.zeros(1)),
+                lambda: cluster.reader("r", [1]),
+                lambda: cluster.accumulator("mean", like=0.0),
+            ):
+                count = len(checkpoints.found(tmp_path))
+                make()
+                until(lambda: len(checkpoints.found(tmp_path)) > count)  # noqa: B023
     with quiet(1, engine, checkpoint=tmp_path, save_every=0.01, keep=2) as cluster:
         newest = checkpoints.found(tmp_path)[-1][0]
         until(lambda: checkpoints.found(tmp_path)[-1][0] > newest + 3)
@@ -214,6 +223,20 @@ def test_a_chief_that_is_killed_and_started_again_goes_on(tmp_path: Path, when: 
         assert weight > before[2][2]
         # It and the counter may be saved at different moments, some batches apart.
         assert weight >= count - len(before)
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_what_is_in_other_containers_comes_back_into_them(engine: str, tmp_path: Path) -> None:
+    with quiet(1, engine, checkpoint=tmp_path, save_every=None) as cluster:
+        for container, value in (("", 0), ("x", 1), ("y", 2)):
+            with cluster.container(container):
+                cluster.variable("w", np.full(2, value))
+                cluster.queue("q", 4).enqueue(value)
+    with quiet(2, engine, ps=2, checkpoint=tmp_path, save_every=None) as cluster:
+        for container, value in (("", 0), ("x", 1), ("y", 2)):
+            with cluster.container(container):
+                assert cluster.variable("w", np.full(2, 9)).read().tree.tolist() == [value] * 2
+                assert cluster.queue("q").dequeue(timeout=0) == value
 
 
 def test_nobody_is_left_when_a_launch_fails(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from clusters import every_engine, quiet
 
 import paceline
-from paceline import CheckpointError, SchemaError
+from paceline import CheckpointError, SchemaError, UnknownName
 from paceline.testing import Serving
 
 
@@ -41,7 +41,7 @@ def test_what_has_a_value_keeps_it(tmp_path: Path) -> None:
         assert (net.version, net.read().tree.tolist()) == (version, [1, 1])
 
 
-def test_each_container_has_its_own(tmp_path: Path) -> None:
+def test_all_containers_are_saved_wherever_the_session_is(tmp_path: Path) -> None:
     with paceline.Session() as session:
         session.variable("outside", 1)
         with session.container("x"):
@@ -51,9 +51,13 @@ def test_each_container_has_its_own(tmp_path: Path) -> None:
         with session.container("y"):
             found = session.restore(tmp_path)
             assert found is not None
+            assert session.uninitialized(["inside", "outside"]) == ["inside", "outside"]
+        assert found.read("inside", container="x") == 2
+        with pytest.raises(UnknownName, match=r"^no variable 'outside' in container 'x' in .* it"):
+            found.read("outside", container="x")
+        assert session.variable("outside", timeout=1).read().tree == 1
+        with session.container("x"):
             assert session.variable("inside", timeout=1).read().tree == 2
-        assert set(found.manifest.variables) == {"inside"}
-        assert session.uninitialized(["inside", "outside"]) == ["inside", "outside"]
 
 
 def test_the_newest_ones_stay(tmp_path: Path) -> None:

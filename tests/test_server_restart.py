@@ -232,6 +232,21 @@ def test_a_reset_container_comes_back_as_it_was_saved_since(tmp_path: Path) -> N
         assert cluster.session.uninitialized(["w", "old"]) == ["old"]
 
 
+def test_what_is_in_other_containers_comes_back_into_them(tmp_path: Path) -> None:
+    with quiet(1, checkpoint=tmp_path, save_every=None) as cluster:
+        held = []
+        for container, value in (("", 1.0), ("x", 2.0)):
+            with cluster.container(container):
+                held.append((cluster.variable("w", np.full(2, value)), cluster.counter("n")))
+                held[-1][1].add(int(value))
+        cluster.save()
+        for w, _ in held:
+            w.assign(np.zeros(2))
+        killed()
+        found = [(w.read().tree.tolist(), n.value) for w, n in held]
+        assert found == [([1, 1], 1), ([2, 2], 2)]
+
+
 @pytest.mark.slow
 def test_a_cluster_that_is_closed_while_a_server_is_away_leaves_nothing(tmp_path: Path) -> None:
     cluster = quiet(1, checkpoint=tmp_path)

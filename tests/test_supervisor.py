@@ -91,7 +91,7 @@ def test_a_program_alone_goes_on_where_it_ended(tmp_path: Path) -> None:
             assert sv.step.value == limit
     found = checkpoints.latest(tmp_path)
     assert found is not None
-    assert (found.manifest.step, set(found.manifest.variables)) == (8, {"w", "never saved"})
+    assert (found.manifest.step, set(found.manifest.of().variables)) == (8, {"w", "never saved"})
 
 
 def test_init_may_be_a_function_and_keeps_what_there_is(tmp_path: Path) -> None:
@@ -263,17 +263,40 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) -> None
             supervised()
 
 
-def test_a_private_containers_variables_are_saved_alone(tmp_path: Path) -> None:
-    with paceline.Session() as session:
-        session.variable("outside", np.zeros(1))
+def test_all_containers_are_saved_and_what_lives_in_another_is_left_alone(tmp_path: Path) -> None:
+    def run(session: paceline.Session, made: list[str]) -> paceline.Supervisor:
+        def init(session: paceline.Session) -> None:
+            session.variable("w", np.zeros(2))
+            with session.container("y"):
+                # What another container had is there before.
+                made.extend(session.uninitialized(["outside", "later"]))
+
         with (
             session.container("x"),
-            paceline.Supervisor(session, init={"w": np.zeros(2)}, checkpoint=tmp_path),
+            paceline.Supervisor(session, init=init, checkpoint=tmp_path) as sv,
         ):
-            pass
-    found = checkpoints.latest(tmp_path)
-    assert found is not None
-    assert set(found.manifest.variables) == {"w"}
+            session.variable("w").assign_add(np.ones(2))
+            sv.step.add()
+        return sv
+
+    made: list[str] = []
+    with paceline.Session() as session:
+        with session.container("y"):
+            session.variable("outside", 1)
+            session.queue("q", 5).enqueue(3)
+        run(session, made)
+    with paceline.Session() as session:
+        with session.container("y"):
+            session.variable("outside", 2)
+        sv = run(session, made)
+        with session.container("y"):
+            assert session.variable("outside").read().tree == 2
+            assert session.queue("q").dequeue(timeout=0) == 3
+        with session.container("x"):
+            assert session.variable("w").read().tree.tolist() == [2, 2]
+    assert sv.restored is not None
+    assert list(sv.restored.manifest.containers) == ["x", "y"]
+    assert made == ["later", "later"]
 
 
 def test_a_spread_variable_comes_back_spread_without_being_made_first(tmp_path: Path) -> None:
@@ -349,7 +372,9 @@ def test_what_a_server_lost_is_brought_back(
 def test_a_chief_that_died_before_all_was_restored_is_followed_by_one_that_restores(
     tmp_path: Path,
 ) -> None:
-    checkpoints.save(tmp_path, 1000, {"w": checkpoints.Saved(1, np.full(3, 7.0))})
+    checkpoints.save(
+        tmp_path, 1000, {"": checkpoints.Contents({"w": checkpoints.Saved(1, np.full(3, 7.0))})}
+    )
     with paceline.Session() as session:
         # What `init` made of the one before.
         session.variable("w", np.zeros(3))

@@ -2,8 +2,7 @@
 
 A checkpoint is the folder `checkpoint-000007-step-1200`: `manifest.json`, and a safetensors file
 for each version of a variable and for each other thing. The number grows with each that is written,
-so the highest is the newest. Who writes holds a lock on the file `.lock`, which ends with its
-process.
+so the highest is the newest.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from paceline._version import __version__
 from paceline.core import manifest as manifests
-from paceline.core.errors import PacelineError, SchemaError, TimedOut, Unsupported
+from paceline.core.errors import PacelineError, SchemaError, TimedOut, UnknownName
 from paceline.core.manifest import (
+    ContainerEntry,
     CounterEntry,
     FileEntry,
     KeptEntry,
@@ -37,25 +35,16 @@ from paceline.core.manifest import (
     VariableEntry,
 )
 from paceline.core.messages import RunHead
+from paceline.core.names import key, quoted
 from paceline.core.tree import Tree, build, decoded, flatten
 from paceline.core.versions import epoch_of
-
-try:
-    import fcntl
-except ImportError:
-    # Windows has no such locks.
-    fcntl = None  # type: ignore[assignment]
+from paceline.disk import locked, stored, synced
 
 _log = logging.getLogger("paceline")
 
 MANIFEST = "manifest.json"
-EPOCH = "epoch"
-"""The file that has the last epoch in which anything was brought back."""
-
 WRITING, GOING = ".writing", ".going"
 _NAME = re.compile(r"checkpoint-(\d+)-step-(-?\d+)")
-_PART = 4 << 20
-PAUSE = 0.02
 
 _Piece: TypeAlias = tuple[RunHead, Any, bool]
 """What a file says of a piece: its head, what else is said, and whether it has a block."""
@@ -98,21 +87,35 @@ class Thing:
 
 
 @dataclass(frozen=True)
+class Contents:
+    """What there is in one container. Variables and things are asked for one by one."""
+
+    variables: Mapping[str, Saved] = field(default_factory=dict)
+    counters: Mapping[str, CounterEntry] = field(default_factory=dict)
+    things: Iterable[Thing] = ()
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint in which every file was what its manifest says when it was found."""
 
     path: Path
     manifest: Manifest = field(repr=False)
 
-    def read(self, name: str, version: int | None = None) -> Tree:
+    def read(self, name: str, version: int | None = None, *, container: str = "") -> Tree:
         """The tree of a variable, at an older version if told; it owns its memory.
 
         Raises:
+            UnknownName: there is no such variable in it; the message has those there are.
             CheckpointError: its file has changed since.
         """
-        entry = self.manifest.variables[name]
-        layout, of = entry.layout(), entry.at(version)
-        with self._said_of(f"variable '{name}'"):
+        there = self.manifest.of(container).variables
+        if name not in there:
+            raise UnknownName(
+                f"no variable {quoted(key(name, container))} in {self.path}; it has {sorted(there)}"
+            )
+        layout, of = there[name].layout(), there[name].at(version)
+        with self._said_of(f"variable {quoted(key(name, container))}"):
             arrays = manifests.tensors(layout, self._content(of.file))
         return build(decoded(layout), manifests.plain_values(layout, of.values), arrays)
 
@@ -146,16 +149,14 @@ class Checkpoint:
 def save(
     folder: str | os.PathLike[str],
     step: int,
-    variables: Mapping[str, Saved],
+    contents: Mapping[str, Contents],
     *,
-    counters: Mapping[str, CounterEntry] = MappingProxyType({}),
-    things: Iterable[Thing] = (),
     pause: float = 0.0,
     nbytes: int | None = None,
     keep: int = 5,
     timeout: float = 60.0,
 ) -> Path:
-    """Write a checkpoint, then remove all but the `keep` newest; its folder.
+    """Write a checkpoint of these containers, then remove all but the `keep` newest; its folder.
 
     Atomic: it is there whole, on the disk, or not at all. What a writer that died left is removed.
     Variables and things are asked for one by one, each when its turn comes. `nbytes` are those of
@@ -168,33 +169,27 @@ def save(
     """
     root = Path(folder)
     if nbytes is None:
-        nbytes = sum(flatten(each.tree).nbytes for each in variables.values())
+        there = (each for one in contents.values() for each in one.variables.values())
+        nbytes = sum(flatten(each.tree).nbytes for each in there)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root, timeout):
-            return _saved(root, step, variables, Others(counters, things, pause), keep)
+        with locked(root, timeout):
+            return _saved(root, step, contents, pause, keep)
     except TimedOut:
         raise
     except OSError as e:
+        count = sum(len(each.variables) for each in contents.values())
         raise CheckpointError(
-            f"checkpoint of step {step} in {root}: {e}; its {len(variables)} variables take"
+            f"checkpoint of step {step} in {root}: {e}; its {count} variables take"
             f" {nbytes} bytes; what was there is as it was"
         ) from e
-
-
-class Others(NamedTuple):
-    """What a checkpoint has beside variables, and how long servers were frozen for it."""
-
-    counters: Mapping[str, CounterEntry]
-    things: Iterable[Thing]
-    pause: float
 
 
 def _saved(
     root: Path,
     step: int,
-    variables: Mapping[str, Saved],
-    others: Others,
+    contents: Mapping[str, Contents],
+    pause: float,
     keep: int,
 ) -> Path:
     for leftover in (*root.glob(WRITING), *root.glob(f"{GOING}-*")):
@@ -207,12 +202,12 @@ def _saved(
     made = root / WRITING
     try:
         made.mkdir()
-        _write(made, step, variables, others)
+        _write(made, step, contents, pause)
         made.rename(path)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    _synced(root)
+    synced(root)
     try:
         _thin(root, keep)
     except OSError as e:
@@ -240,44 +235,6 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     return None
 
 
-def new_epoch(folder: Path, least: int = 0) -> int:
-    """An epoch that was never given out here before, `least` or more, noted on the disk.
-
-    Where nothing can be written, as in a folder of somebody else's, it is not noted.
-    """
-    epoch = max(least, last_epoch(folder) + 1)
-    made = folder / f".{EPOCH}-{os.getpid()}"
-    try:
-        with made.open("x") as file:
-            file.write(f"{epoch}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        made.rename(folder / EPOCH)
-        _synced(folder)
-    except OSError as e:
-        _log.warning("epoch %d is not noted in %s: %s", epoch, folder, e)
-    return epoch
-
-
-def last_epoch(folder: Path) -> int:
-    """The last that was given out here; -1 if none was."""
-    with suppress(OSError, ValueError):
-        return int((folder / EPOCH).read_text())
-    return -1
-
-
-def checked_folder(folder: Any, what: str = "checkpoint") -> str:
-    """`folder`, if it can be the path of one.
-
-    Raises:
-        SchemaError: it cannot; the message begins with `what`.
-    """
-    path = os.fspath(folder) if isinstance(folder, (str, os.PathLike)) else None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise SchemaError(f"{what}: the path of a folder, not {folder!r:.80}")
-    return path
-
-
 def found(root: Path) -> list[tuple[int, Path]]:
     """The checkpoints in a folder, good or not, the newest last."""
     if not root.is_dir():
@@ -286,38 +243,45 @@ def found(root: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in named if match)
 
 
-def _write(made: Path, step: int, variables: Mapping[str, Saved], others: Others) -> None:
+def _write(made: Path, step: int, contents: Mapping[str, Contents], pause: float) -> None:
     files: dict[str, FileEntry] = {}
+    told = Manifest(
+        manifests.FORMAT, __version__, step, time.time(), files,
+        {name: _written(made, content, files) for name, content in contents.items()}, pause,
+    )  # fmt: skip
+    stored(made / MANIFEST, [msgspec.json.format(msgspec.json.encode(told))])
+    synced(made)
+
+
+def _written(made: Path, content: Contents, files: dict[str, FileEntry]) -> ContainerEntry:
+    """Write what is in a container, and list its files."""
     entries: dict[str, VariableEntry] = {}
     things: list[ThingEntry] = []
 
-    def write(tree: Tree, file: str) -> KeptEntry:
+    def write(kind: str, parts: list[Any]) -> str:
+        # Names may have characters that those of files have not.
+        file = f"{kind}-{len(files):04d}.safetensors"
+        files[file] = stored(made / file, parts)
+        return file
+
+    def version_of(tree: Tree, version: int) -> KeptEntry:
         flat = flatten(tree)
         head, order = manifests.tensor_header(flat.layout)
-        files[file] = _stored(made / file, [head, *(_bytes(flat.arrays[i]) for i in order)])
-        return KeptEntry(-1, manifests.spelled(flat.layout, flat.values), file)
+        file = write("variable", [head, *(_bytes(flat.arrays[i]) for i in order)])
+        return KeptEntry(version, manifests.spelled(flat.layout, flat.values), file)
 
-    for place, (name, saved) in enumerate(variables.items()):
+    for name, saved in content.variables.items():
         structure, leaves = manifests.described(flatten(saved.tree).layout)
-        of = write(saved.tree, f"variable-{place:04d}.safetensors")
-        kept = [
-            replace(write(tree, f"variable-{place:04d}-{n:04d}.safetensors"), version=version)
-            for n, (version, tree) in enumerate(saved.kept.items())
-        ]
+        of = version_of(saved.tree, saved.version)
+        kept = [version_of(tree, version) for version, tree in saved.kept.items()]
         entries[name] = VariableEntry(
             saved.version, epoch_of(saved.version), saved.bound, structure, leaves,
             of.values, of.file, saved.spread, dict(saved.tags), kept,
         )  # fmt: skip
-    for place, thing in enumerate(others.things):
-        file = f"{thing.kind}-{place:04d}.safetensors"
-        files[file] = _stored(made / file, _parts(thing))
+    for thing in content.things:
+        file = write(thing.kind, _parts(thing))
         things.append(ThingEntry(thing.kind, thing.name, file, thing.near))
-    told = Manifest(
-        manifests.FORMAT, __version__, step, time.time(), files, entries,
-        dict(others.counters), things, others.pause,
-    )  # fmt: skip
-    _stored(made / MANIFEST, [msgspec.json.format(msgspec.json.encode(told))])
-    _synced(made)
+    return ContainerEntry(entries, dict(content.counters), things)
 
 
 def _parts(thing: Thing) -> list[Any]:
@@ -338,21 +302,6 @@ def _bytes(array: Any) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
 
 
-def _stored(path: Path, parts: list[Any]) -> FileEntry:
-    digest, size = hashlib.sha256(), 0
-    with path.open("xb", buffering=0) as file:
-        for part in parts:
-            left = memoryview(part)
-            size += left.nbytes
-            while left.nbytes:
-                # A disk that is nearly full may take less than it is given.
-                taken = file.write(left[:_PART]) or 0
-                digest.update(left[:taken])
-                left = left[taken:]
-        os.fsync(file.fileno())
-    return FileEntry(size, digest.hexdigest())
-
-
 def _checked(path: Path) -> Manifest:
     told = manifests.parse((path / MANIFEST).read_bytes())
     for name, entry in told.files.items():
@@ -370,31 +319,3 @@ def _thin(root: Path, keep: int) -> None:
         # Under another name first: half of one must not look like a checkpoint.
         going = path.rename(root / f"{GOING}-{number}")
         shutil.rmtree(going)
-
-
-def _synced(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _locked(root: Path, timeout: float) -> Iterator[None]:
-    if fcntl is None:
-        raise Unsupported("checkpoints are locked as Linux and macOS do it: use WSL")
-    deadline = time.monotonic() + timeout
-    with (root / ".lock").open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimedOut(
-                        f"write a checkpoint in {root}, after {timeout:.1f} s: another process is"
-                        " writing there; its end, or another folder, ends the wait"
-                    ) from None
-            time.sleep(PAUSE)
-        yield

@@ -61,8 +61,8 @@ class Cluster(Closing):
         transport: how processes reach the server: `unix`, with shared memory, or `tcp`, at
             127.0.0.1; where everything is in one process there is nothing to reach.
         checkpoint: a folder, made if there is none, for one cluster at a time. What its newest good
-            checkpoint has is brought back before workers start, into the default container: what
-            `Session.save` says. It is saved there as the cluster goes on, and when it ends without
+            checkpoint has is brought back before workers start: what `Session.save` says, in all
+            containers. It is saved there as the cluster goes on, and when it ends without
             an error or by Ctrl-C. A server that dies is started again with what was saved.
         save_every: seconds from one checkpoint to the next; `None` saves at the end, and soon after
             a variable was made.

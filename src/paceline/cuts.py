@@ -11,6 +11,7 @@ from typing import Any
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.errors import PacelineError, TimedOut
+from paceline.core.names import parts
 from paceline.transports.base import Memory
 
 ATTEMPTS = 5
@@ -67,8 +68,8 @@ class Cut:
 
 
 @contextmanager
-def cut(lines: Sequence[Connection], container: str) -> Iterator[Cut]:
-    """Freeze all servers, have them take note of what is in a container, and thaw them.
+def cut(lines: Sequence[Connection], containers: list[str] | None = None) -> Iterator[Cut]:
+    """Freeze all servers, have them take note of what is in some containers or all, and thaw them.
 
     Nothing is copied, and what was noted stays as it is until the end of the block: one moment, of
     which each request has been carried out everywhere, or nowhere, before it.
@@ -79,7 +80,7 @@ def cut(lines: Sequence[Connection], container: str) -> Iterator[Cut]:
     """
     taken = None
     for _ in range(ATTEMPTS):
-        taken = _taken(lines, container)
+        taken = _taken(lines, containers)
         if taken is not None:
             break
     if taken is None:
@@ -96,14 +97,14 @@ def cut(lines: Sequence[Connection], container: str) -> Iterator[Cut]:
                 line.give_back()
 
 
-def _taken(lines: Sequence[Connection], container: str) -> Cut | None:
+def _taken(lines: Sequence[Connection], containers: list[str] | None) -> Cut | None:
     """A cut; `None` if a server did not stay frozen until all had taken note."""
     began = time.monotonic()
     try:
         # Who has frozen the first comes first at the others too.
         lines[0].call(m.Freeze())
         _all(lines[1:], m.Freeze())
-        notes = _all(lines, m.Note(container))
+        notes = _all(lines, m.Note(containers))
     except BaseException:
         for line in lines:
             with suppress(PacelineError):
@@ -113,21 +114,24 @@ def _taken(lines: Sequence[Connection], container: str) -> Cut | None:
     pause = time.monotonic() - began
     if not all(frozen):
         return None
+    # The first one counts the resets: what they removed may not be gone from the others yet.
+    _, every, by_name = notes[0].content
     entries = [
         Entry(line, number, *each)
         for line, note in zip(lines, notes, strict=True)
-        for number, each in enumerate(note.content[2])
+        for number, each in enumerate(note.content[0])
+        if parts(each[1]).generation >= max(every, by_name.get(parts(each[1]).container, 0))
     ]
     return Cut(entries, pause)
 
 
-def told(lines: Sequence[Connection], container: str) -> tuple[bool, int]:
-    """Whether no server has taken note of that container, or had it brought back; their epoch.
+def told(lines: Sequence[Connection], containers: list[str]) -> tuple[set[str], int]:
+    """Of which containers a server has taken note, or had something brought back; their epoch.
 
     Of their epochs it is the newest.
     """
-    notes = [reply.content for reply in _all(lines, m.Note(container, False))]
-    return not any(note[0] for note in notes), max(note[1] for note in notes)
+    notes = [reply.content for reply in _all(lines, m.Noticed(containers))]
+    return {each for marked, _ in notes for each in marked}, max(epoch for _, epoch in notes)
 
 
 def _all(lines: Sequence[Connection], request: m.Request[Any]) -> list[Any]:

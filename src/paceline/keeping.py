@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoints
-from paceline.checkpoints import Checkpoint, CheckpointError, checked_folder
+from paceline import checkpoints, disk
+from paceline.checkpoints import Checkpoint, CheckpointError
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import Closed, PacelineError
 from paceline.core.numbers import whole
+from paceline.disk import checked_folder
 from paceline.restoring import Restoring
 from paceline.session import Session
 
@@ -23,6 +24,9 @@ _log = logging.getLogger("paceline")
 TICK = 1.0
 """Seconds between two looks at whether there is something to save."""
 
+SOON = ("variable", "reader", "accumulator")
+"""Kinds of what is lost with a server, unless a checkpoint has it."""
+
 LAUNCHES = "launches"
 """The file that counts the launches: a run that is resumed has other seeds than before."""
 
@@ -30,9 +34,9 @@ LAUNCHES = "launches"
 class Keeper:
     """Saves what a cluster shares into a folder, and brings it back.
 
-    What is saved is the default container. It is saved every `every`
-    seconds, within `TICK` once there is another variable than in the last checkpoint, and when
-    `save` is called. `launch` is how often a cluster was launched with this folder before.
+    What is saved are all containers: every `every` seconds, within `TICK` once there is another
+    thing of the kinds `SOON` than in the last checkpoint, and when `save` is called. `launch` is
+    how often a cluster was launched with this folder before.
 
     Raises:
         SchemaError: that is no folder, or a number is out of bounds.
@@ -51,15 +55,14 @@ class Keeper:
         self._saving = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._saved: set[str] = set()
+        self._saved: set[tuple[str, str, str]] = set()
         self._at = time.monotonic()
 
     @property
     def least_epoch(self) -> int:
         """An epoch above all those that the folder and the checkpoint know of."""
-        entries = [] if self.restored is None else self.restored.manifest.variables.values()
-        known = [entry.epoch for entry in entries]
-        return max([checkpoints.last_epoch(self.folder), *known]) + 1
+        known = set() if self.restored is None else self.restored.manifest.epochs
+        return max([disk.last_epoch(self.folder), *known]) + 1
 
     @property
     def step(self) -> int:
@@ -77,7 +80,11 @@ class Keeper:
         if found is None:
             return
         self._restoring.restore(found)
-        self._saved = set(found.manifest.variables)
+        self._saved = {
+            (kind, container, name)
+            for container, content in found.manifest.containers.items()
+            for kind, name in content.named
+        }
         _log.info("resumed from step %d, %s", self.step, found.path)
 
     def restore_lost(self, session: Session) -> None:
@@ -125,8 +132,8 @@ class Keeper:
         assert self._restoring is not None
         with self._saving:
             began = time.monotonic()
-            path, variables = self._restoring.save(self.folder, self._steps(), self._keep)
-            self._saved, self._at = set(variables), began
+            path, self._saved = self._restoring.save(self.folder, self._steps(), self._keep)
+            self._at = began
         return path
 
     def close(self, *, save: bool) -> None:
@@ -158,14 +165,14 @@ class Keeper:
     def _save_if_due(self) -> None:
         assert self._session is not None
         late = self._every is not None and time.monotonic() - self._at >= self._every
-        if late or not self._saved.issuperset(_variables(self._session.resources())):
+        if late or not self._saved.issuperset(_soon(self._session.resources())):
             self.save()
 
 
-def _variables(there: Mapping[str, Any]) -> list[str]:
-    """The names of those in the default container."""
-    shared = there["shared"]
-    return [each["name"] for each in shared if each["kind"] == "variable" and not each["container"]]
+def _soon(there: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What there is that is saved soon after it was made: kinds, containers and names."""
+    shared = [(each["kind"], each["container"], each["name"]) for each in there["shared"]]
+    return [each for each in shared if each[0] in SOON]
 
 
 def _launched(folder: Path) -> int:

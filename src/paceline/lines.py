@@ -161,7 +161,7 @@ class Lines:
             if generation != self._generations.setdefault(container, generation):
                 # What there was has no homes any more.
                 self._homes.clear()
-                self._generations.clear()
+                self._generations = {container: generation}
         return names.key(name, container, generation)
 
     def home(

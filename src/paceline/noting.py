@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.checkpoints import Checkpoint, Saved, Thing
+from paceline.checkpoints import Checkpoint, Contents, Saved, Thing
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import spreading
@@ -39,8 +39,21 @@ OWN_PLACES = ("variable", "part", "counter")
 """Kinds that a checkpoint has in places of their own, and not among things."""
 
 
+def contents(lines: Lines, taken: Cut) -> dict[str, Contents]:
+    """What a cut has, by container; variables and things are fetched when their turn comes."""
+    there: dict[str, list[Entry]] = {}
+    for each in taken.entries:
+        there.setdefault(parts(each.key).container, []).append(each)
+    return {
+        name: Contents(
+            Variables(lines, taken, entries), counters(taken, entries), things(taken, entries)
+        )
+        for name, entries in sorted(there.items())
+    }
+
+
 class Variables(Mapping[str, Saved]):
-    """The variables of a cut, each fetched when it is asked for."""
+    """The variables of a container in a cut, each fetched when it is asked for."""
 
     def __init__(self, lines: Lines, taken: Cut, entries: Iterable[Entry]) -> None:
         self._lines = lines
@@ -54,11 +67,6 @@ class Variables(Mapping[str, Saved]):
 
     def __len__(self) -> int:
         return len(self._homes)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all of them."""
-        return sum(each.nbytes for each in (*self._homes.values(), *self._parts.values()))
 
     def __getitem__(self, name: str) -> Saved:
         entry = self._homes[name]
@@ -104,7 +112,7 @@ class Variables(Mapping[str, Saved]):
 
 
 def counters(taken: Cut, entries: Iterable[Entry]) -> dict[str, CounterEntry]:
-    """The counters of a cut."""
+    """The counters among what was noted."""
     made = {}
     for each in entries:
         if each.kind == "counter":
@@ -114,7 +122,7 @@ def counters(taken: Cut, entries: Iterable[Entry]) -> dict[str, CounterEntry]:
 
 
 def things(taken: Cut, entries: Iterable[Entry]) -> Iterator[Thing]:
-    """What else there is in a cut, each fetched when its turn comes."""
+    """What else there is, each fetched when its turn comes."""
     for each in entries:
         if each.kind not in OWN_PLACES:
             found = taken.fetch(each)
@@ -143,17 +151,20 @@ class Bringing:
     def __init__(self, found: Checkpoint, epoch: int) -> None:
         self._found = found
         self._epoch = epoch
-        self._known = {entry.epoch for entry in found.manifest.variables.values()}
+        self._known = found.manifest.epochs
         self._lines: dict[int, Connection] = {}
 
-    def variable(self, name: str, key: str, line: Connection) -> None:
-        """Bring a variable, with the versions that have tags."""
-        entry = self._found.manifest.variables[name]
+    def variable(self, container: str, name: str, key: str, line: Connection) -> None:
+        """Bring a variable of that container in the checkpoint, with the versions that have tags.
+
+        What is brought goes to the end of a line, under a key.
+        """
+        entry = self._found.manifest.of(container).variables[name]
         current = moved(entry.version, self._epoch)
         tags = {tag: self._moved_with(entry.epoch, version) for tag, version in entry.tags.items()}
         facts = VariableFacts(entry.bound, current, tags)
         for version in (*(each.version for each in entry.kept), entry.version):
-            tree = self._found.read(name, version)
+            tree = self._found.read(name, version, container=container)
             with line.interrupts:
                 head, block = pack(line.arena, tree, f"restore '{name}'")
                 run = m.RunHead(
@@ -164,9 +175,8 @@ class Bringing:
                 )
                 self._send(line, m.Bring("variable", key, encoded(facts), [run], [0]), [block])
 
-    def counter(self, name: str, key: str, line: Connection) -> None:
+    def counter(self, entry: CounterEntry, key: str, line: Connection) -> None:
         """Bring a counter."""
-        entry = self._found.manifest.counters[name]
         self._facts(line, "counter", key, CounterFacts(entry.start, entry.value))
 
     def thing(self, entry: ThingEntry, key: str, line: Connection) -> None:
@@ -186,11 +196,11 @@ class Bringing:
                 blocks = [_copied(line, thing.blocks[n]) for n in some]
                 self._send(line, m.Bring(thing.kind, key, thing.facts, heads, about), blocks)
 
-    def revive(self, container: str) -> dict[tuple[str, str], str]:
+    def revive(self) -> dict[tuple[str, str], str]:
         """Let all that was brought be there, on each server in one step; why something is not."""
         why = {}
         for line in self._lines.values():
-            for kind, key, reason in line.call(m.Revive(container)).content:
+            for kind, key, reason in line.call(m.Revive([])).content:
                 why[kind, parts(key).name] = reason
         self._lines.clear()
         return {thing: reason for thing, reason in why.items() if reason}

@@ -24,12 +24,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.checkpoints import checked_folder
 from paceline.core import manifest as manifests
 from paceline.core.errors import Refused, SchemaError
 from paceline.core.names import quoted
 from paceline.core.tree import Tree, build, decoded, flatten
 from paceline.core.versions import count_of
+from paceline.disk import checked_folder
 
 FORMAT = 1
 SUFFIX = ".post-mortem"

@@ -1,4 +1,4 @@
-"""What a session's container has, into checkpoints and back."""
+"""What containers have, into checkpoints and back."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from paceline import checkpoints
-from paceline.checkpoints import Checkpoint, checked_folder
+from paceline import checkpoints, disk
+from paceline.checkpoints import Checkpoint
+from paceline.core import messages as m
 from paceline.core.errors import SchemaError, TimedOut
-from paceline.core.names import key, label, parts
+from paceline.core.manifest import ContainerEntry, VariableEntry
+from paceline.core.names import containers as named
+from paceline.core.names import key, label, parts, quoted
 from paceline.core.numbers import int64, whole
 from paceline.core.tree import decoded
 from paceline.cuts import cut, told
+from paceline.disk import checked_folder
 from paceline.lines import Lines
-from paceline.noting import Bringing, Variables, counters, things
+from paceline.noting import Bringing, contents
 from paceline.pending import within
 
 _log = logging.getLogger("paceline")
@@ -45,16 +49,18 @@ class Sharing(Protocol):
 
 
 class Written(NamedTuple):
-    """A checkpoint that was written: its folder, and the variables that it has."""
+    """A checkpoint that was written: its folder, and what it has, by kind, container and name."""
 
     path: Path
-    variables: list[str]
+    there: set[tuple[str, str, str]]
 
 
 class Restoring:
-    """Saves a container; brings back what is not there of it, and has `init` make the rest.
+    """Saves containers; brings back what is not there of them, and has `init` make the rest.
 
-    Counters of the names in `later` are made by somebody else.
+    They are `only` these, or all. Some things are told of one `container` alone, which is that of
+    who restores: what `init` makes is in it, counters of the names in `later` are made there by
+    somebody else, and checkpoints that name no containers come back into it.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Restoring:
         self._session = session
         self._init = init
         self.container = ""
+        self.only: list[str] | None = None
         self.later: Collection[str] = ()
 
     def save(self, folder: str | os.PathLike[str], step: int, keep: int) -> Written:
@@ -73,60 +80,62 @@ class Restoring:
             TimedOut: not all is whole, or no moment could be had, or another process writes there.
         """
         session = self._session
-        with session.container(self.container):
-            # What a reset has removed may not be gone from every server yet.
-            generation = parts(session.key("variables")).generation
-        with cut(session.lines.again(), self.container) as taken:
-            there = [each for each in taken.entries if parts(each.key).generation >= generation]
-            variables = Variables(session.lines, taken, there)
+        with cut(session.lines.again(), self.only) as taken:
             path = checkpoints.save(
                 folder,
                 step,
-                variables,
-                counters=counters(taken, there),
-                things=things(taken, there),
+                contents(session.lines, taken),
                 pause=taken.pause,
-                nbytes=variables.nbytes,
+                nbytes=sum(each.nbytes for each in taken.entries),
                 keep=keep,
             )
             _log.info("%s: saved %s; requests waited %.2g s", session.task, path, taken.pause)
-            return Written(path, list(variables))
+            named = [(each.kind, parts(each.key)) for each in taken.entries]
+            return Written(path, {(kind, of.container, of.name) for kind, of in named})
 
     def restore(self, found: Checkpoint | None, *, anew: bool = False) -> None:
-        """Bring back what is missing; `anew`: all that was saved, whatever there is.
+        """Bring back what is missing; `anew`: all that was saved of `container`, whatever there is.
 
-        What queues hold, and the like, comes back where no server has been saved yet nor had
-        anything restored, for then the whole cluster was started again; or `anew`.
+        What queues hold, and the like, comes back into a container of which no server has been
+        saved yet nor had anything restored, for then the whole cluster was started again; or
+        `anew`.
 
         Raises:
             SchemaError: what was saved differs from what is there; the message names the leaf.
             CheckpointError: the checkpoint is not what it was.
         """
-        with self._session.container(self.container):
-            if found is None:
+        if found is None:
+            with self._session.container(self.container):
                 self._initialise({})
-            else:
-                self._restore(found, anew=anew)
-
-    def _restore(self, found: Checkpoint, *, anew: bool) -> None:
-        session, saved = self._session, found.manifest.variables
-        fresh, epoch = told(session.lines.again(), self.container)
+            return
+        lines = self._session.lines
+        saved = self._saved(found)
+        marked, epoch = told(lines.again(), list(saved))
         bringing = Bringing(found, _epoch(found, epoch + 1))
-        whole = anew or (fresh and not session.lines.mended)
-        missing = session.uninitialized(saved)
-        torn = [name for name in saved if name not in missing] if anew else self._torn(saved)
-        for name in torn:
-            self._assign(found, name)
-        homes = session.resources()["homes"]
-        at_home = [n for n in missing if f"variable {label(key(n, self.container))}" in homes]
-        # Where it was it can be made at once: nobody sees what `init` would make first.
-        self._make(bringing, found, at_home)
-        self._initialise(set(missing))
-        # What `init` has just made has the structure, and maybe the place, that is wanted.
-        self._make(bringing, found, [name for name in missing if name not in at_home])
-        self._make_others(bringing, found, whole=whole)
-        if missing or torn:
-            _log.info("%s: restored %s from %s", session.task, [*missing, *torn], found.path)
+        for container, (source, content) in saved.items():
+            mine = container == self.container
+            whole = (anew and mine) or (container not in marked and not lines.mended)
+            back = _Back(self._session, found, bringing, container, source, content)
+            with self._session.container(container):
+                made = back.variables(anew=anew and mine, init=self._initialise if mine else None)
+                back.others(self.later if mine else (), whole=whole)
+            if made:
+                _log.info("%s: restored %s from %s", self._session.task, made, found.path)
+        for line in lines.all:
+            line.call(m.Revive(self.only))
+
+    def _saved(self, found: Checkpoint) -> dict[str, tuple[str, ContainerEntry]]:
+        """What goes into which container, and under which name the checkpoint has it.
+
+        The container of who restores is the last: `init` may use what is in the others.
+        """
+        there = {name: (name, content) for name, content in found.manifest.containers.items()}
+        if not found.manifest.named:
+            there = {self.container: there[""]}
+        if self.only is not None:
+            there = {name: each for name, each in there.items() if name in self.only}
+        mine = there.pop(self.container, (self.container, ContainerEntry()))
+        return {**there, self.container: mine}
 
     def _initialise(self, restored: Collection[str]) -> None:
         if callable(self._init):
@@ -136,54 +145,94 @@ class Restoring:
                 if name not in restored:
                     self._session.variable(name, value)
 
-    def _make(self, bringing: Bringing, found: Checkpoint, names: Iterable[str]) -> None:
-        """Make variables, or replace the first value of those that are there."""
-        lines, there = self._session.lines, self._spread()
-        for name in names:
-            saved = found.manifest.variables[name]
-            if saved.spread or name in there:
-                self._make_spread(found, name)
-                continue
-            key = self._session.key(name)
-            bringing.variable(name, key, lines.home("variable", key, nbytes=_nbytes(found, name)))
-        for _, name in bringing.revive(self.container):
-            self._assign(found, name)
 
-    def _make_spread(self, found: Checkpoint, name: str) -> None:
-        """Make a variable over several servers: first the versions that have tags, in order."""
-        saved = found.manifest.variables[name]
-        made = None
-        for version in (*(each.version for each in saved.kept), saved.version):
-            tree = found.read(name, version)
-            if made is None and name in self._session.uninitialized([name]):
-                made = self._session.spread(name, tree)
-            else:
-                self._assign(found, name, version)
-                made = self._session.variable(name)
-            for tag in (tag for tag, tagged in saved.tags.items() if tagged == version):
-                made.tag(tag)
+class _Back:
+    """The way back of what a checkpoint has of one container, in which this thread is."""
 
-    def _make_others(self, bringing: Bringing, found: Checkpoint, *, whole: bool) -> None:
+    def __init__(
+        self,
+        session: Sharing,
+        found: Checkpoint,
+        bringing: Bringing,
+        container: str,
+        source: str,
+        content: ContainerEntry,
+    ) -> None:
+        self._session = session
+        self._found = found
+        self._bringing = bringing
+        self._container = container
+        self._source = source
+        self._content = content
+
+    def variables(self, *, anew: bool, init: Callable[[Collection[str]], None] | None) -> list[str]:
+        """Bring back those that are missing, or all that were saved `anew`; which they were."""
+        session, saved = self._session, self._content.variables
+        missing = session.uninitialized(saved)
+        torn = [name for name in saved if name not in missing] if anew else self._torn(saved)
+        for name in torn:
+            self._assign(name)
+        homes = session.resources()["homes"]
+        at_home = [n for n in missing if f"variable {label(key(n, self._container))}" in homes]
+        # Where it was it can be made at once: nobody sees what `init` would make first.
+        self._make(at_home)
+        if init is not None:
+            init(set(missing))
+        # What `init` has just made has the structure, and maybe the place, that is wanted.
+        self._make([name for name in missing if name not in at_home])
+        return [*missing, *torn]
+
+    def others(self, later: Collection[str], *, whole: bool) -> None:
         """Make what is no variable, if it is not there, or as it was made."""
-        session = self._session
-        lines = session.lines
-        for name in found.manifest.counters:
-            if name not in self.later:
+        session, bringing, lines = self._session, self._bringing, self._session.lines
+        for name, counter in self._content.counters.items():
+            if name not in later:
                 key = session.key(name)
-                bringing.counter(name, key, lines.home("counter", key))
-        for entry in found.manifest.things if whole else ():
+                bringing.counter(counter, key, lines.home("counter", key))
+        for entry in self._content.things if whole else ():
             key, near = session.key(entry.name), None
             if entry.near is not None:
                 near = lines.home("variable", session.key(entry.near), make=False)
             bringing.thing(entry, key, lines.home(entry.kind, key, near=near))
-        for (kind, name), why in bringing.revive(self.container).items():
+        for (kind, name), why in bringing.revive().items():
             _log.info("%s: %s '%s' is not restored: %s", session.task, kind, name, why)
 
-    def _assign(self, found: Checkpoint, name: str, version: int | None = None) -> None:
+    def _make(self, names: Iterable[str]) -> None:
+        """Make variables, or replace the first value of those that are there."""
+        lines, there = self._session.lines, self._spread()
+        for name in names:
+            saved = self._content.variables[name]
+            if saved.spread or name in there:
+                self._make_spread(name)
+                continue
+            key = self._session.key(name)
+            home = lines.home("variable", key, nbytes=_nbytes(saved))
+            self._bringing.variable(self._source, name, key, home)
+        for _, name in self._bringing.revive():
+            self._assign(name)
+
+    def _make_spread(self, name: str) -> None:
+        """Make a variable over several servers: first the versions that have tags, in order."""
+        saved = self._content.variables[name]
+        made = None
+        for version in (*(each.version for each in saved.kept), saved.version):
+            if made is None and name in self._session.uninitialized([name]):
+                made = self._session.spread(name, self._read(name, version))
+            else:
+                self._assign(name, version)
+                made = self._session.variable(name)
+            for tag in (tag for tag, tagged in saved.tags.items() if tagged == version):
+                made.tag(tag)
+
+    def _assign(self, name: str, version: int | None = None) -> None:
         try:
-            self._session.variable(name).assign(found.read(name, version))
+            self._session.variable(name).assign(self._read(name, version))
         except SchemaError as e:
-            raise SchemaError(f"restore '{name}' from {found.path}: {e}") from e
+            of = quoted(key(name, self._container))
+            raise SchemaError(f"restore {of} from {self._found.path}: {e}") from e
+
+    def _read(self, name: str, version: int | None) -> Any:
+        return self._found.read(name, version, container=self._source)
 
     def _torn(self, saved: Iterable[str]) -> list[str]:
         """The spread variables of which a server that was started again has lost its part."""
@@ -203,66 +252,80 @@ class Restoring:
             each["name"]
             for each in content["shared"]
             if each["kind"] == "variable"
-            and each["container"] == self.container
-            and label(key(each["name"], self.container)) in content.get("spread", {})
+            and each["container"] == self._container
+            and label(key(each["name"], self._container)) in content.get("spread", {})
         }
 
 
-def _nbytes(found: Checkpoint, name: str) -> int:
-    return sum(size for *_, size in decoded(found.manifest.variables[name].layout()).places)
+def _nbytes(saved: VariableEntry) -> int:
+    return sum(size for *_, size in decoded(saved.layout()).places)
 
 
 def _epoch(found: Checkpoint, least: int) -> int:
     """An epoch above `least`, above all that are known to the checkpoint, and to its folder."""
-    known = [entry.epoch for entry in found.manifest.variables.values()]
-    return checkpoints.new_epoch(found.path.parent, max([least, *(each + 1 for each in known)]))
+    known = max([least, *(each + 1 for each in found.manifest.epochs)])
+    return disk.new_epoch(found.path.parent, known)
 
 
 class Saving:
-    """A session's way to save its container's variables, and to bring them back."""
+    """A session's way to save what the cluster has, and to bring it back."""
 
     def save(
-        self: Sharing, folder: str | os.PathLike[str], *, step: int = 0, keep: int = 5
+        self: Sharing,
+        folder: str | os.PathLike[str],
+        *,
+        step: int = 0,
+        keep: int = 5,
+        containers: str | Iterable[str] | None = None,
     ) -> Path:
-        """Write what this session's container has at one moment into a new checkpoint; its folder.
+        """Write what all containers have at one moment into a new checkpoint; its folder.
 
         The checkpoint is there whole, on the disk, or not at all; then all but the `keep` newest in
         that folder are removed. `step` is noted in it. It has variables, also those that are
         spread, with their tags, counters, queues with their items, accumulators with what they
-        hold, readers and barriers. On all servers requests wait while these take note, for
-        milliseconds, and what was noted is written afterwards: of two things that somebody did one
-        after the other it never has the second alone.
+        hold, readers and barriers; of some `containers` alone, if told. On all servers requests
+        wait while these take note, for milliseconds, and what was noted is written afterwards: of
+        two things that somebody did one after the other it never has the second alone.
 
         Raises:
             CheckpointError: it cannot be written; those that were there still are.
             TimedOut: a variable is not whole, the servers had no time for this, or another process
                 is writing there.
-            SchemaError: `folder` is no path, or `step` or `keep` no such number.
+            SchemaError: `folder` is no path, `step` or `keep` no such number, or `containers` no
+                names.
         """
         root = checked_folder(folder, "save: folder")
         number, kept = int64(step, "save: step"), whole(keep, "save: keep")
-        return _of(self).save(root, number, kept).path
+        return _of(self, containers).save(root, number, kept).path
 
-    def restore(self: Sharing, folder: str | os.PathLike[str]) -> Checkpoint | None:
+    def restore(
+        self: Sharing,
+        folder: str | os.PathLike[str],
+        *,
+        containers: str | Iterable[str] | None = None,
+    ) -> Checkpoint | None:
         """Bring back from the newest good checkpoint what is missing; the checkpoint, if any.
 
-        A variable that has a value keeps it, unless it is spread and a server has lost its part.
+        All comes back into the container that it was in; with `containers`, what was in these. A
+        variable that has a value keeps it, unless it is spread and a server has lost its part.
         Counters come back unless they have been used; so do queues, readers, accumulators and
-        barriers, but only where no server has anything yet that was saved or restored: then the
-        whole cluster was started again. What is brought back has versions of a new epoch.
+        barriers, but only into containers that no server has saved or restored yet: then the whole
+        cluster was started again. What is brought back has versions of a new epoch.
 
         Raises:
             CheckpointError: there are checkpoints and none of them is good.
             SchemaError: what was saved differs from what is there; the message names the leaf. Or
-                `folder` is no path.
+                `folder` is no path, or `containers` no names.
         """
-        found = checkpoints.latest(checked_folder(folder, "restore: folder"))
+        root, restoring = checked_folder(folder, "restore: folder"), _of(self, containers)
+        found = checkpoints.latest(root)
         if found is not None:
-            _of(self).restore(found)
+            restoring.restore(found)
         return found
 
 
-def _of(session: Sharing) -> Restoring:
+def _of(session: Sharing, containers: str | Iterable[str] | None) -> Restoring:
     made = Restoring(session)
+    made.only = named(containers)
     made.container = parts(session.key("variables")).container
     return made

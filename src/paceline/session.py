@@ -15,6 +15,7 @@ from paceline.core.clock import checked_timeout, left
 from paceline.core.closing import Closing
 from paceline.core.errors import Closed, FunctionError, PacelineError, TimedOut
 from paceline.core.names import checked_container, key, label, parts, quoted, words
+from paceline.core.names import containers as named_containers
 from paceline.core.spec import Spec
 from paceline.handles import PATIENCE
 from paceline.lines import Lines
@@ -195,7 +196,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
             Disconnected: a server is gone. The others may not have been reached: there, what was
                 made before goes as soon as something in the container is asked for.
         """
-        names = None if containers is None else _listed(containers)
+        names = named_containers(containers)
         number, removed = None, 0
         for line in self._lines.again():
             # The first one counts the resets.
@@ -368,11 +369,6 @@ def reset(
         job="reset",
     ) as session:
         return session.reset(containers)
-
-
-def _listed(containers: str | Iterable[str]) -> list[str]:
-    found = [containers] if isinstance(containers, str) else list(containers)
-    return [checked_container(each) for each in found]
 
 
 def _made(where: str, kind: str, name: str, container: str, by: str, age: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from paceline import checkpoints
-from paceline.checkpoints import CheckpointError, checked_folder
+from paceline.checkpoints import CheckpointError
 from paceline.connection import Connection
 from paceline.core.clock import checked_timeout
 from paceline.core.cluster_state import CHIEFS
@@ -29,6 +29,7 @@ from paceline.core.errors import (
 from paceline.core.names import parts, text, those
 from paceline.core.numbers import whole
 from paceline.counters import Counter
+from paceline.disk import checked_folder
 from paceline.pending import within
 from paceline.reach import Waiting
 from paceline.restoring import PROBE, Restoring

@@ -96,6 +96,11 @@ class ContainerState:
         """What keys of that container have now."""
         return self._last(container).number
 
+    @property
+    def resets(self) -> tuple[int, dict[str, int]]:
+        """The number of the last reset of all containers, and those of some by name since."""
+        return self._all.number, {each: last.number for each, last in self._of.items()}
+
     def gone(self, key: str) -> bool:
         """Whether a key is of something that a reset has removed."""
         _, container, generation = parts(key)

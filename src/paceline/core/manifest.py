@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 
 from paceline.core.errors import SchemaError
+from paceline.core.names import checked_container, key, quoted
 from paceline.core.tree import decoded, encoded, paths
 
-FORMAT = 3
-READABLE = (1, 2, FORMAT)
+FORMAT = 4
+NAMELESS = (1, 2, 3)
+"""Formats of one container each, which they do not name."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,12 +89,54 @@ class ThingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     near: str | None = None
 
 
+class ContainerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was in one container."""
+
+    variables: dict[str, VariableEntry] = {}
+    counters: dict[str, CounterEntry] = {}
+    things: list[ThingEntry] = []
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The kinds and names of all of it."""
+        return [
+            *(("variable", name) for name in self.variables),
+            *(("counter", name) for name in self.counters),
+            *((thing.kind, thing.name) for thing in self.things),
+        ]
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint: `time` is of the clock, in seconds since 1970; `files` are all there are.
 
-    `pause` are the seconds for which the servers were frozen for it.
+    `containers` are those that had something, by name; the default one's is empty. `pause` are the
+    seconds for which the servers were frozen for it.
     """
 
+    format: int
+    paceline: str
+    step: int
+    time: float
+    files: dict[str, FileEntry]
+    containers: dict[str, ContainerEntry]
+    pause: float = 0.0
+
+    @property
+    def named(self) -> bool:
+        """Whether it says in which containers things were; else they were all in one."""
+        return self.format not in NAMELESS
+
+    @property
+    def epochs(self) -> set[int]:
+        """Those in which its variables were."""
+        return {each.epoch for one in self.containers.values() for each in one.variables.values()}
+
+    def of(self, container: str = "") -> ContainerEntry:
+        """What was in a container, which may be nothing."""
+        return self.containers.get(container, ContainerEntry())
+
+
+class _Nameless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     paceline: str
     step: int
@@ -117,33 +161,47 @@ def parse(text: bytes) -> Manifest:
     """
     try:
         head = msgspec.json.decode(text, type=_Numbered)
-        if head.format not in READABLE:
+        if head.format not in (*NAMELESS, FORMAT):
             raise SchemaError(
                 f"its format is {head.format}, written by paceline {head.paceline}; this paceline"
                 f" reads formats up to {FORMAT}"
             )
-        found = msgspec.json.decode(text, type=Manifest)
+        if head.format in NAMELESS:
+            old = msgspec.json.decode(text, type=_Nameless)
+            content = ContainerEntry(old.variables, old.counters, old.things)
+            found = Manifest(
+                old.format, old.paceline, old.step, old.time, old.files, {"": content}, old.pause
+            )
+        else:
+            found = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, RecursionError) as e:
         raise SchemaError(f"its manifest is malformed: {e}") from e
     for name in found.files:
         if "/" in name or "\\" in name or name.startswith("."):
             raise SchemaError(f"its manifest names the file {name!r}, which is not beside it")
-    for thing in found.things:
-        _listed(found, f"{thing.kind} '{thing.name}'", thing.file)
-    for name, entry in found.variables.items():
+    for container, content in found.containers.items():
+        checked_container(container)
+        _check(found, content, container)
+    return found
+
+
+def _check(found: Manifest, content: ContainerEntry, container: str) -> None:
+    for thing in content.things:
+        _listed(found, f"{thing.kind} {quoted(key(thing.name, container))}", thing.file)
+    for name, entry in content.variables.items():
+        what = f"variable {quoted(key(name, container))}"
         plain = [kind for kind, shape in decoded(entry.layout()).leaves if shape is None]
         all_: list[VariableEntry | KeptEntry] = [entry, *entry.kept]
         for each in all_:
-            _listed(found, f"variable '{name}'", each.file)
+            _listed(found, what, each.file)
             if len(plain) != len(each.values):
                 raise SchemaError(
-                    f"variable '{name}' has {len(plain)} plain leaves and {len(each.values)} values"
+                    f"{what} has {len(plain)} plain leaves and {len(each.values)} values"
                 )
             for kind, value in zip(plain, each.values, strict=True):
                 _value(kind, value)
         if not {entry.version, *(each.version for each in entry.kept)} >= {*entry.tags.values()}:
-            raise SchemaError(f"variable '{name}' has tags of versions that are not there")
-    return found
+            raise SchemaError(f"{what} has tags of versions that are not there")
 
 
 def _listed(told: Manifest, what: str, file: str) -> None:
@@ -220,8 +278,8 @@ def _joined(structure: Any, keys: tuple[Any, ...], found: list[str]) -> None:
         found.append(".".join(map(str, keys)) or "value")
         return
     there = structure[1] if structure[0] == "d" else range(len(structure[1]))
-    for key, part in zip(there, structure[-1], strict=True):
-        _joined(part, (*keys, key), found)
+    for each, part in zip(there, structure[-1], strict=True):
+        _joined(part, (*keys, each), found)
 
 
 # The safetensors format: the length of a header, the header in JSON, and the arrays.

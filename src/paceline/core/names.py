@@ -8,7 +8,7 @@ apart, and put into words.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from paceline.core.errors import SchemaError
@@ -105,6 +105,19 @@ def checked_container(container: str) -> str:
             f" {container[:40]!r}"
         )
     return container
+
+
+def containers(named: str | Iterable[str] | None) -> list[str] | None:
+    """One container or several, as somebody names them; `None` for all.
+
+    Raises:
+        SchemaError: one of them is no container's name.
+    """
+    if named is None:
+        return None
+    if not isinstance(named, Iterable):
+        raise SchemaError(f"containers: names of some, or None for all, not {named!r:.80}")
+    return [checked_container(each) for each in ([named] if isinstance(named, str) else named)]
 
 
 def label(key: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.core import messages as m
 from paceline.core.errors import PacelineError, ProtocolError, SchemaError, TimedOut
 from paceline.core.facts import Facts, Noted, Piece, decoded, encoded
-from paceline.core.names import checked, checked_container, parts
+from paceline.core.names import checked, containers, parts
 from paceline.core.queue_items import Run
 from paceline.core.waiting import NOT_YET
 from paceline.server.brought import Brought
@@ -56,13 +56,16 @@ class CutDesk(Desk):
         }
         self._noted: dict[Peer, Notes] = {}
         self._brought: dict[Peer, dict[tuple[str, str], Draft]] = {}
-        # Containers, and the generations in which what is there is, or was, in a checkpoint.
+        # Containers, and the generations in which what is there is, or was, in a checkpoint. Of
+        # all of them that is said by their resets until then.
         self._marks: dict[str, int] = {}
+        self._all: tuple[int, dict[str, int]] | None = None
 
     def handlers(self) -> dict[type, Handler]:
         return {
             m.Freeze: self._freeze,
             m.Note: self._note,
+            m.Noticed: self._noticed,
             m.Thaw: self._thaw,
             m.Fetch: self._fetch,
             m.Bring: self._bring,
@@ -109,21 +112,34 @@ class CutDesk(Desk):
         self._service.answer(peer, frame.request, m.Text(frozen))
 
     def _note(self, peer: Peer, request: m.Note, frame: Frame) -> None:
-        container = request.container
-        generation = self._service.containers.state.generation(checked_container(container))
-        marked = self._marks.get(container) == generation
-        if not request.take:
-            self._service.answer(peer, frame.request, m.Text([marked, self._service.epoch, []]))
-            return
+        only = containers(request.containers)
 
         def wanted(key: str) -> bool:
-            return parts(key).container == container
+            return only is None or parts(key).container in only
 
         found = [each for desk in self._desks for each in desk.noted(wanted)]
         self._noted[peer] = Notes(dict(enumerate(found)))
-        self._marks[container] = generation
-        told = [marked, self._service.epoch, [(k, key, n.nbytes) for k, key, n in found]]
+        self._mark(only)
+        resets = self._service.containers.state.resets
+        told = [[(k, key, n.nbytes) for k, key, n in found], *resets]
         self._service.answer(peer, frame.request, m.Text(told))
+
+    def _noticed(self, peer: Peer, request: m.Noticed, frame: Frame) -> None:
+        found = [each for each in containers(request.containers) or () if self._marked(each)]
+        self._service.answer(peer, frame.request, m.Text([found, self._service.epoch]))
+
+    def _mark(self, only: list[str] | None) -> None:
+        state = self._service.containers.state
+        if only is None:
+            self._all, self._marks = state.resets, {}
+        else:
+            self._marks |= {each: state.generation(each) for each in only}
+
+    def _marked(self, container: str) -> bool:
+        known = [self._marks.get(container)]
+        if self._all is not None:
+            known.append(max(self._all[0], self._all[1].get(container, 0)))
+        return self._service.containers.state.generation(container) in known
 
     def _fetch(self, peer: Peer, request: m.Fetch, frame: Frame) -> None:
         notes = self._noted.get(peer)
@@ -175,6 +191,7 @@ class CutDesk(Desk):
         self._service.answer(peer, frame.request, m.Done())
 
     def _revive(self, peer: Peer, request: m.Revive, frame: Frame) -> None:
+        only = containers(request.containers)
         drafts = self._brought.pop(peer, {})
         told = []
         with self._service.parking.one_step():
@@ -186,8 +203,7 @@ class CutDesk(Desk):
                 except (PacelineError, ValueError, TypeError) as e:
                     why = str(e)
                 told.append((kind, key, why))
-        container = checked_container(request.container)
-        self._marks[container] = self._service.containers.state.generation(container)
+        self._mark(only)
         self._service.answer(peer, frame.request, m.Text(told))
 
 

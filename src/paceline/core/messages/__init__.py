@@ -28,7 +28,7 @@ from paceline.core.messages.collections import (
     OpenCollection,
 )
 from paceline.core.messages.containers import Enter, Reset
-from paceline.core.messages.cuts import Bring, Fetch, Freeze, Note, Revive, Thaw
+from paceline.core.messages.cuts import Bring, Fetch, Freeze, Note, Noticed, Revive, Thaw
 from paceline.core.messages.members import (
     Cancel,
     Join,
@@ -185,6 +185,7 @@ __all__ = [
     "Next",
     "NextPiece",
     "Note",
+    "Noticed",
     "Offer",
     "OpenCollection",
     "Outlived",
@@ -318,6 +319,7 @@ Requests: TypeAlias = (
     | Thaw
     | Fetch
     | Bring
+    | Noticed
     | Revive
 )
 

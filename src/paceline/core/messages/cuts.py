@@ -12,14 +12,19 @@ class Freeze(Request[Done], tag=84, frozen=True, gc=False):
 
 
 class Note(Request[Text], tag=85, frozen=True, gc=False):
-    """Take note, by reference, of all that there is in a container, unless told not to.
+    """Take note, by reference, of all that there is in these containers, in all for `None`.
 
-    Answered with whether anybody took note there or brought something back before, the server's
-    epoch, and what was noted: kinds, names and bytes.
+    Answered with what was noted: kinds, names and bytes; and the resets that the server knows of,
+    of all containers and by name.
     """
 
-    container: str
-    take: bool = True
+    containers: list[str] | None = None
+
+
+class Noticed(Request[Text], tag=83, frozen=True, gc=False):
+    """Of which of these containers somebody took note, or brought something back; the epoch."""
+
+    containers: list[str]
 
 
 class Thaw(Request[Text], tag=86, frozen=True, gc=False):
@@ -51,7 +56,8 @@ class Bring(Request[Done], tag=88, frozen=True, gc=False):
 class Revive(Request[Text], tag=89, frozen=True, gc=False):
     """Make all that this session has brought, in one step; of each whether it was made.
 
-    What is there and has been used stays as it is: then it says why.
+    What is there and has been used stays as it is: then it says why. That is all there is to bring
+    back into these containers, into any for `None`.
     """
 
-    container: str
+    containers: list[str] | None
