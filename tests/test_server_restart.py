@@ -247,6 +247,99 @@ def test_what_is_in_other_containers_comes_back_into_them(tmp_path: Path) -> Non
         assert found == [([1, 1], 1), ([2, 2], 2)]
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_readers_and_accumulators_go_on_with_what_was_saved(servers: int, tmp_path: Path) -> None:
+    with quiet(1, ps=servers, checkpoint=tmp_path, save_every=None) as cluster:
+        task = f"ps:{servers - 1}"
+        with cluster.session.device(task):
+            w = cluster.variable("w", np.zeros(2))
+            reader = cluster.reader("files", list("abcd"))
+        mean = cluster.accumulator("mean", variable=w, max_lag=1)
+        free = cluster.accumulator("free", like=0.0)
+        old = w.version
+        with mean:
+            assert reader.next().done()
+            held = reader.next()
+            mean.apply(np.ones(2), old)
+            free.apply(3.0)
+            cluster.save()
+            assert held.done()
+            later = reader.next()
+            killed(task)
+            # What is in hands that live is handed out again, as is what was done since.
+            assert later.done() is False
+            assert [piece.value for piece in reader] == ["b", "c", "d"]
+            told = reader.stats()["epochs"][0]
+            assert (told["done"], told["held"], told["waiting"]) == (4, 0, 0)
+            assert told["redelivered"] == 1
+            assert w.version > old
+            assert mean.stats()["contributors"] == ["chief:0"]
+            assert mean.apply(np.ones(2), old) is False
+            assert mean.apply(np.full(2, 5.0), w.version)
+            taken = mean.take(1)
+            assert (taken.tree.tolist(), taken.lags) == ([5, 5], (0,))
+            found = mean.stats()
+            assert (found["applied"], found["taken"], found["dropped"]) == (3, 1, {"epoch": 2})
+            kept = free.stats()
+            # On the server that lived nothing was lost.
+            lost = servers == 1
+            assert (kept["applied"], kept["held"]) == (1, int(not lost))
+            assert kept["dropped"] == ({"epoch": 1} if lost else {})
+
+
+def test_pieces_of_a_worker_that_dies_with_its_server_are_done_by_another(tmp_path: Path) -> None:
+    def works(files: Any, gate: str, done: Any, worker: paceline.Worker) -> list[Any]:
+        mine = []
+        for piece in files:
+            if piece.value == 2 and not os.path.exists(gate):
+                Path(gate).touch()
+                # With its server, which is there by then: what it has in its hands is saved.
+                os.kill(os.getpid(), signal.SIGSTOP)
+            mine.append(piece.value)
+            done.add()
+        return mine
+
+    gate = tmp_path / "gate"
+    with quiet(2, checkpoint=tmp_path / "run", save_every=None) as cluster:
+        files, done = cluster.reader("files", list(range(6))), cluster.counter("done")
+        call = Call(lambda: cluster.run(works, files, str(gate), done))
+        until(gate.exists)
+        until(lambda: done.value == 5)
+        cluster.save()
+        killed()
+        for name, pid in cluster.processes().items():
+            if name.startswith("worker") and _stopped(pid):
+                os.kill(pid, signal.SIGKILL)
+        found = call.outcome()
+        assert sorted(value for mine in found for value in mine)[-1:] == [5]
+        told = files.stats()["epochs"][0]
+        assert (told["done"], told["held"], told["waiting"]) == (6, 0, 0)
+        assert told["redelivered"] >= 1
+
+
+def _stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_reader_that_was_not_saved_is_waited_for(tmp_path: Path) -> None:
+    with quiet(1, checkpoint=tmp_path, save_every=None) as cluster:
+        cluster.save()
+        # It is made while nobody saves.
+        assert cluster._keeper is not None
+        with cluster._keeper._saving:
+            reader = cluster.reader("files", [1, 2])
+            mean = cluster.accumulator("mean", like=0.0)
+            killed()
+            with pytest.raises(paceline.TimedOut, match=r"^no reader 'files'; there are \[\]"):
+                reader.next(timeout=5)
+            call = Call(lambda: reader.next(timeout=LIMIT))
+            until(lambda: waits(cluster.session, "reader"))
+            cluster.reader("files", [1, 2])
+            assert call.outcome().value == 1
+            # Its maker knows how it was made.
+            assert mean.apply(1.0)
+
+
 @pytest.mark.slow
 def test_a_cluster_that_is_closed_while_a_server_is_away_leaves_nothing(tmp_path: Path) -> None:
     cluster = quiet(1, checkpoint=tmp_path)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+import msgspec
 
 from paceline.adapters.base import rebuild
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core import versions
 from paceline.core.clock import checked_timeout
-from paceline.core.errors import SchemaError
+from paceline.core.errors import PacelineError, SchemaError
 from paceline.core.numbers import whole
-from paceline.handles import Handle
+from paceline.handles import Handle, lasting
 from paceline.packing import copied, memory, pack
 from paceline.pending import limited
 from paceline.requests import Request
@@ -63,8 +66,11 @@ class Accumulator(Handle):
         variable: str | None,
         max_lag: int | None,
         capacity: int,
+        definition: m.DefineAccumulator,
     ) -> None:
         super().__init__(connection, key)
+        self._definition = definition
+        self._joined = False
         self.variable = variable
         self.max_lag = max_lag
         self.capacity = capacity
@@ -80,14 +86,19 @@ class Accumulator(Handle):
     def __exit__(self, *_: object) -> None:
         self.leave()
 
+    @lasting
     def join(self) -> None:
         """Let those who take count on this session, before its first gradient."""
+        self._joined = True
         self._connection.call(m.Contribute(self.key, "join"))
 
+    @lasting
     def leave(self) -> None:
         """Let nobody who takes count on this session any longer; its next `apply` joins again."""
+        self._joined = False
         self._connection.call(m.Contribute(self.key, "leave"))
 
+    @lasting
     @limited
     def apply(
         self, gradient: Any, version: int | None = None, *, timeout: float | None = 60.0
@@ -105,6 +116,7 @@ class Accumulator(Handle):
             TimedOut: the accumulator held its `capacity` of gradients for `timeout` seconds.
         """
         limit = checked_timeout(timeout)
+        self._joined = True
         head, block = pack(self._connection.arena, gradient, f"apply {self.called}")
         made_with = None if version is None else operator.index(version)
         request = m.Apply(self.key, head, made_with, limit)
@@ -117,6 +129,7 @@ class Accumulator(Handle):
         message = m.Apply(self.key, head, made_with, 0.0)
         return Request(self._connection, message, [block], lambda reply, _: bool(reply.content))
 
+    @lasting
     @limited
     def take(
         self, n: int, *, on_leave: OnLeave = "raise", like: Any = None, timeout: float | None = 60.0
@@ -154,6 +167,7 @@ class Accumulator(Handle):
         version = None if found.version == m.NO_VERSION else found.version
         return Mean(tree, len(found.producers), tuple(found.producers), tuple(found.lags), version)
 
+    @lasting
     def stats(self) -> dict[str, Any]:
         """Its counters: applied = taken + dropped (by reason) + held, always; and who contributes.
 
@@ -162,3 +176,14 @@ class Accumulator(Handle):
         """
         content: dict[str, Any] = self._connection.call(m.AccumulatorStats(self.key)).content
         return content
+
+    def _made_at(self, line: Connection, timeout: float | None) -> None:
+        definition = msgspec.structs.replace(self._definition, timeout=timeout)
+        line.call(definition, timeout=timeout)
+        if self._joined:
+            line.call(m.Contribute(self.key, "join"))
+
+    def _follow(self, before: Connection, line: Connection) -> None:
+        # It may be that its variable is not there any more, which is for whoever uses it.
+        with suppress(PacelineError):
+            super()._follow(before, line)

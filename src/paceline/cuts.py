@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.connection import Connection
 from paceline.core import messages as m
@@ -67,6 +67,20 @@ class Cut:
         return Found(facts, heads, about, memories)
 
 
+class Told(NamedTuple):
+    """What servers say before something is brought back.
+
+    Attributes:
+        marked: the containers of which one has taken note, or had something brought back.
+        epoch: the newest of theirs.
+        restoring: the lines to those that were started again and wait for what they held.
+    """
+
+    marked: set[str]
+    epoch: int
+    restoring: list[Connection]
+
+
 @contextmanager
 def cut(lines: Sequence[Connection], containers: list[str] | None = None) -> Iterator[Cut]:
     """Freeze all servers, have them take note of what is in some containers or all, and thaw them.
@@ -125,13 +139,14 @@ def _taken(lines: Sequence[Connection], containers: list[str] | None) -> Cut | N
     return Cut(entries, pause)
 
 
-def told(lines: Sequence[Connection], containers: list[str]) -> tuple[set[str], int]:
-    """Of which containers a server has taken note, or had something brought back; their epoch.
-
-    Of their epochs it is the newest.
-    """
+def told(lines: Sequence[Connection], containers: list[str]) -> Told:
+    """What servers say of containers that something is to be brought back into."""
     notes = [reply.content for reply in _all(lines, m.Noticed(containers))]
-    return {each for marked, _ in notes for each in marked}, max(epoch for _, epoch in notes)
+    return Told(
+        {each for marked, _, _ in notes for each in marked},
+        max(epoch for _, epoch, _ in notes),
+        [line for line, note in zip(lines, notes, strict=True) if note[2]],
+    )
 
 
 def _all(lines: Sequence[Connection], request: m.Request[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -179,13 +180,20 @@ class Bringing:
         """Bring a counter."""
         self._facts(line, "counter", key, CounterFacts(entry.start, entry.value))
 
-    def thing(self, entry: ThingEntry, key: str, line: Connection) -> None:
-        """Bring anything else."""
+    def thing(self, entry: ThingEntry, key: str, line: Connection, *, whole: bool) -> None:
+        """Bring anything else; of an accumulator not its gradients, unless all was saved `whole`.
+
+        They may have been taken since, so they are dropped, and count as of an older epoch.
+        """
         thing = self._found.thing(entry)
         if thing.kind == "accumulator":
             facts = decoded(AccumulatorFacts, thing.facts)
             if facts.taken_at is not None:
                 facts = msgspec.structs.replace(facts, taken_at=self._stamp(facts.taken_at))
+            if not whole:
+                dropped = Counter(facts.dropped) + Counter(epoch=len(thing.heads))
+                facts = msgspec.structs.replace(facts, dropped=dict(dropped), taken_at=None)
+                thing = dataclasses.replace(thing, heads=[], about=[], blocks=[])
             thing = dataclasses.replace(thing, facts=encoded(facts))
         if not thing.heads:
             self._send(line, m.Bring(thing.kind, key, thing.facts, [], []), [])

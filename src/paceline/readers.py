@@ -15,11 +15,18 @@ import numpy as np
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import checked_timeout
-from paceline.core.errors import Closed, PacelineError, SchemaError, WouldBlock, said_of
+from paceline.core.errors import (
+    Closed,
+    Disconnected,
+    PacelineError,
+    SchemaError,
+    WouldBlock,
+    said_of,
+)
 from paceline.core.names import quoted
 from paceline.core.runs import runs
 from paceline.core.tree import unflatten
-from paceline.handles import Handle
+from paceline.handles import PATIENCE, Handle, lasting
 from paceline.pending import limited
 
 TO_LOOK = 1.0
@@ -65,7 +72,8 @@ class Piece:
     def done(self) -> bool:
         """Say that it is done, now; whether it was in these hands still.
 
-        It was not when its lease had run out, or when it was given back or done before.
+        It was not when its lease had run out, when it was given back or done before, or when its
+        server was started again since.
         """
         return self._end(returned=False)
 
@@ -73,10 +81,20 @@ class Piece:
         """Let another session have it: it is handed out next; else as `done`."""
         return self._end(returned=True)
 
+    def of(self, connection: Connection) -> bool:
+        """Whether it was handed out over that line."""
+        return self._connection is connection
+
     def _end(self, *, returned: bool) -> bool:
         self.ended = True
         request = m.EndPiece(self._reader, self.delivery, returned)
-        return bool(self._connection.call(request).content)
+        try:
+            return bool(self._connection.call(request).content)
+        except Disconnected:
+            # A server that was started again knows nothing of who had what.
+            if self._connection.succeeded(PATIENCE) is None:
+                raise
+            return False
 
 
 class Reader(Handle):
@@ -98,7 +116,7 @@ class Reader(Handle):
         super().__init__(connection, key)
         self._definition = definition
         self._mine = threading.local()
-        self._left: deque[int] = deque()
+        self._left: deque[Piece] = deque()
 
     def __repr__(self) -> str:
         terms = ", ".join(f"{key}={value!r}" for key, value in self._definition.items())
@@ -135,6 +153,7 @@ class Reader(Handle):
         self._mine.piece = piece
         return piece
 
+    @lasting
     def add(self, pieces: Iterable[Any]) -> None:
         """Append pieces to a stream, all or none.
 
@@ -145,6 +164,7 @@ class Reader(Handle):
         heads = packed(self.name, pieces)
         self._connection.call(m.FeedReader(self.key, heads))
 
+    @lasting
     def close(self) -> None:
         """Nothing is added any more, and no other epoch begins; what is there is handed out.
 
@@ -152,6 +172,7 @@ class Reader(Handle):
         """
         self._connection.call(m.FeedReader(self.key, [], True))
 
+    @lasting
     def stats(self) -> dict[str, Any]:
         """Its counters; in each epoch, always: pieces = done + held + waiting.
 
@@ -160,6 +181,9 @@ class Reader(Handle):
         """
         content: dict[str, Any] = self._connection.call(m.FeedReader(self.key, [])).content
         return content
+
+    def _made_at(self, line: Connection, timeout: float | None) -> None:
+        line.call(m.DefineReader(self.key, None, timeout=timeout), timeout=timeout)
 
     def _before(self) -> Piece | None:
         """The piece that this thread had by `next`, which ends when it asks again."""
@@ -177,16 +201,18 @@ class Reader(Handle):
             self._connection.conduct.worked_off = True
             return None
 
-    def _take(self, before: Piece | None, limit: float | None) -> Piece | None:
+    @lasting
+    def _take(self, before: Piece | None, timeout: float | None) -> Piece | None:
         def back(head: m.PieceHead) -> m.EndPiece:
             return m.EndPiece(self.key, head.delivery, True)
 
         self._send_back()
         done = 0
         if before is not None and not before.ended:
-            before.ended, done = True, before.delivery
-        request = m.NextPiece(self.key, done, limit)
-        patience = TO_LOOK if limit == 0 else limit
+            before.ended = True
+            done = before.delivery if before.of(self._connection) else 0
+        request = m.NextPiece(self.key, done, timeout)
+        patience = TO_LOOK if timeout == 0 else timeout
         # As a wait, also with no time for one: what was made of a piece is handed in before it is
         # done.
         head, _ = self._connection.exchange(request, timeout=patience, undo=back)
@@ -199,14 +225,16 @@ class Reader(Handle):
         if piece.ended:
             return
         piece.ended = True
-        self._left.append(piece.delivery)
+        self._left.append(piece)
         if not _sending():
             with suppress(PacelineError):
                 self._send_back()
 
     def _send_back(self) -> None:
         while self._left:
-            self._connection.tell(m.EndPiece(self.key, self._left.popleft(), True))
+            piece = self._left.popleft()
+            if piece.of(self._connection):
+                self._connection.tell(m.EndPiece(self.key, piece.delivery, True))
 
 
 def packed(name: str, pieces: Iterable[Any]) -> list[m.RunHead]:

@@ -365,7 +365,8 @@ class Resources:
         head = None if flat is None else m.Head(flat.layout, list(flat.values))
         request = m.DefineAccumulator(key, head, linked, max_lag, capacity, limit)
         found = home.call(request, timeout=limit).content
-        return Accumulator(home, key, found["variable"], found["max_lag"], found["capacity"])
+        known = found["variable"], found["max_lag"], found["capacity"]
+        return self._held(Accumulator(home, key, *known, request))
 
 
 def _defined(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from paceline import checkpoints, disk
 from paceline.checkpoints import Checkpoint
+from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.errors import SchemaError, TimedOut
 from paceline.core.manifest import ContainerEntry, VariableEntry
@@ -25,6 +26,9 @@ from paceline.noting import Bringing, contents
 from paceline.pending import within
 
 _log = logging.getLogger("paceline")
+
+GOING_ON = ("reader", "accumulator")
+"""Kinds, beside variables and counters, that come back on a server that alone was started again."""
 
 PROBE = 0.5
 """Seconds within which what is whole can be read."""
@@ -110,15 +114,15 @@ class Restoring:
             return
         lines = self._session.lines
         saved = self._saved(found)
-        marked, epoch = told(lines.again(), list(saved))
-        bringing = Bringing(found, _epoch(found, epoch + 1))
+        servers = told(lines.again(), list(saved))
+        bringing = Bringing(found, _epoch(found, servers.epoch + 1))
         for container, (source, content) in saved.items():
             mine = container == self.container
-            whole = (anew and mine) or (container not in marked and not lines.mended)
+            whole = (anew and mine) or (container not in servers.marked and not lines.mended)
             back = _Back(self._session, found, bringing, container, source, content)
             with self._session.container(container):
                 made = back.variables(anew=anew and mine, init=self._initialise if mine else None)
-                back.others(self.later if mine else (), whole=whole)
+                back.others(self.later if mine else (), None if whole else servers.restoring)
             if made:
                 _log.info("%s: restored %s from %s", self._session.task, made, found.path)
         for line in lines.all:
@@ -182,18 +186,26 @@ class _Back:
         self._make([name for name in missing if name not in at_home])
         return [*missing, *torn]
 
-    def others(self, later: Collection[str], *, whole: bool) -> None:
-        """Make what is no variable, if it is not there, or as it was made."""
+    def others(self, later: Collection[str], restoring: list[Connection] | None) -> None:
+        """Make what is no variable, if it is not there, or as it was made.
+
+        Where others went on meanwhile, these servers alone were started again: then readers and
+        accumulators that were theirs come back, without the gradients, and queues do not.
+        """
         session, bringing, lines = self._session, self._bringing, self._session.lines
         for name, counter in self._content.counters.items():
             if name not in later:
                 key = session.key(name)
                 bringing.counter(counter, key, lines.home("counter", key))
-        for entry in self._content.things if whole else ():
+        for entry in self._content.things:
+            if restoring is not None and not (restoring and entry.kind in GOING_ON):
+                continue
             key, near = session.key(entry.name), None
             if entry.near is not None:
                 near = lines.home("variable", session.key(entry.near), make=False)
-            bringing.thing(entry, key, lines.home(entry.kind, key, near=near))
+            home = lines.home(entry.kind, key, near=near)
+            if restoring is None or home in restoring:
+                bringing.thing(entry, key, home, whole=restoring is None)
         for (kind, name), why in bringing.revive().items():
             _log.info("%s: %s '%s' is not restored: %s", session.task, kind, name, why)
 

@@ -126,7 +126,8 @@ class CutDesk(Desk):
 
     def _noticed(self, peer: Peer, request: m.Noticed, frame: Frame) -> None:
         found = [each for each in containers(request.containers) or () if self._marked(each)]
-        self._service.answer(peer, frame.request, m.Text([found, self._service.epoch]))
+        restoring = self._service.cluster.restoring
+        self._service.answer(peer, frame.request, m.Text([found, self._service.epoch, restoring]))
 
     def _mark(self, only: list[str] | None) -> None:
         state = self._service.containers.state

@@ -22,7 +22,10 @@ class Note(Request[Text], tag=85, frozen=True, gc=False):
 
 
 class Noticed(Request[Text], tag=83, frozen=True, gc=False):
-    """Of which of these containers somebody took note, or brought something back; the epoch."""
+    """Of which of these containers somebody took note, or brought something back.
+
+    And the server's epoch, and whether it was started again and waits for what it held.
+    """
 
     containers: list[str]
 
