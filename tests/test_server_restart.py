@@ -317,6 +317,20 @@ def test_pieces_of_a_worker_that_dies_with_its_server_are_done_by_another(tmp_pa
         assert told["redelivered"] >= 1
 
 
+def test_what_was_not_asked_while_another_had_the_server_again_goes_on(tmp_path: Path) -> None:
+    with quiet(1, checkpoint=tmp_path, save_every=None) as cluster:
+        reader = cluster.reader("files", [1])
+        piece = reader.next()
+        cluster.save()
+        line = cluster.session.connection
+        killed()
+        # Nobody has asked anything of the dead one.
+        until(lambda: not line.alive())
+        assert cluster.session.lines.line("", LIMIT) is not line
+        assert piece.done() is False
+        assert reader.next().value == 1
+
+
 def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 

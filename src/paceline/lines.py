@@ -230,6 +230,8 @@ class Lines:
             self.operations = {
                 asked: line for asked, line in self.operations.items() if line is not found
             }
+            # Whoever still has it goes over, as it would not from a session that was closed.
+            found.fail(Disconnected(f"the server at {found.address} was started again"))
             found.close()
             if self._ending.is_set():
                 made.close()

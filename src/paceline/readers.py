@@ -81,7 +81,7 @@ class Piece:
         """Let another session have it: it is handed out next; else as `done`."""
         return self._end(returned=True)
 
-    def of(self, connection: Connection) -> bool:
+    def _came_over(self, connection: Connection) -> bool:
         """Whether it was handed out over that line."""
         return self._connection is connection
 
@@ -210,7 +210,7 @@ class Reader(Handle):
         done = 0
         if before is not None and not before.ended:
             before.ended = True
-            done = before.delivery if before.of(self._connection) else 0
+            done = before.delivery if before._came_over(self._connection) else 0
         request = m.NextPiece(self.key, done, timeout)
         patience = TO_LOOK if timeout == 0 else timeout
         # As a wait, also with no time for one: what was made of a piece is handed in before it is
@@ -233,7 +233,7 @@ class Reader(Handle):
     def _send_back(self) -> None:
         while self._left:
             piece = self._left.popleft()
-            if piece.of(self._connection):
+            if piece._came_over(self._connection):
                 self._connection.tell(m.EndPiece(self.key, piece.delivery, True))
 
 
