@@ -23,6 +23,9 @@ from typing import Any
 import pytest
 
 PREFIX = "paceline-"
+FILES = Path("/etc/netns")
+"""Where each namespace may have a folder of files that its programs see in place of /etc's."""
+
 LIMIT = 20.0
 """Seconds for a command that takes a few milliseconds where nobody else does anything."""
 
@@ -154,6 +157,17 @@ class Network:
         self._wires.clear()
         _remove(self.prefix)
 
+    def know(self, names: dict[str, Host]) -> None:
+        """Have programs that are started from now on, and those after the first time, find names.
+
+        They see a file of names of their own, which is written anew in its place.
+        """
+        lines = [f"{host.address} {name}\n" for name, host in names.items()]
+        for host in self.hosts:
+            folder = FILES / host.namespace
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
+
     def _in_switch(self, *words: str) -> None:
         _run("ip", "-n", self.switch, *words)
 
@@ -191,6 +205,7 @@ def _remove(prefix: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         _run("ip", "netns", "del", name, check=False)
+        shutil.rmtree(FILES / name, ignore_errors=True)
 
 
 def _remove_forgotten() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import ClusterSpec, SchemaError, UnknownName
+from paceline import ClusterSpec, SchemaError, Server, Session, UnknownName
 from paceline.core.environment import expanded
 from paceline.core.spec import Task
 
@@ -196,6 +196,11 @@ def test_tf_config_says_cluster_and_task() -> None:
         ("[]", "TF_CONFIG: the field 'cluster' is missing; found []"),
         ('{"task": 1}', "TF_CONFIG: the field 'cluster' is missing; found ['task']"),
         ('{"cluster": {"ps": "a:1"}}', "TF_CONFIG: cluster.ps: a job is a list of addresses, "),
+        (
+            '{"sparseCluster": {"ps": [], "worker": {"1": "b:1"}}}',
+            "TF_CONFIG: the field 'sparseCluster' has a part of the cluster, another one in each"
+            " process: all need the whole one (in a TFJob, enableDynamicWorker: false)",
+        ),
         (TASK % "[]", 'TF_CONFIG: task: it is {"type": job, "index": number}, not []'),
         (TASK % '{"index": 0}', "TF_CONFIG: task.type: a job's name is a text, not None"),
         (TASK % '{"type": "ps", "index": "x"}', "TF_CONFIG: task.index: it is a whole number, not"),
@@ -208,6 +213,33 @@ def test_tf_config_says_cluster_and_task() -> None:
 def test_a_malformed_tf_config_is_an_error_with_the_field(text: str, said: str) -> None:
     with pytest.raises(SchemaError, match=f"^{re.escape(said)}"):
         ClusterSpec.from_environment({"TF_CONFIG": text})
+
+
+OPERATOR = """{"cluster":{"ps":["dist-mnist-for-e2e-test-ps-0.kubeflow.svc:2222"],
+"worker":["dist-mnist-for-e2e-test-worker-0.kubeflow.svc:2222",
+"dist-mnist-for-e2e-test-worker-1.kubeflow.svc:2222"]},
+"task":{"type":"%s","index":%d},"environment":"cloud"}"""
+
+
+def test_tf_config_as_the_training_operator_documents_it() -> None:
+    """https://www.kubeflow.org/docs/components/training/tftraining/, with one worker more."""
+    spec = ClusterSpec.from_environment({"TF_CONFIG": OPERATOR % ("worker", 1)})
+    assert (spec.task, spec.jobs) == (("worker", 1), ["ps", "worker"])
+    assert spec.target("ps", 0) == "tcp:dist-mnist-for-e2e-test-ps-0.kubeflow.svc:2222"
+    assert [*map(str, spec.servers())] == ["ps:0"]
+    # An evaluator is told of the cluster, which does not have it.
+    outside = ClusterSpec.from_environment({"TF_CONFIG": OPERATOR % ("evaluator", 0)})
+    assert (outside.task, outside.difference(spec)) == (("evaluator", 0), None)
+
+
+def test_an_evaluator_outside_of_the_cluster_opens_a_session(tmp_path: Path) -> None:
+    spec = ClusterSpec({"ps": [f"unix:{tmp_path}/0"], "worker": ["b:1"]})
+    with Server(spec, job_name="ps", secret=b"s" * 32):
+        told = {"cluster": spec.as_dict(), "task": {"type": "evaluator", "index": 0}}
+        mine = ClusterSpec.from_environment({"TF_CONFIG": json.dumps(told)})
+        with Session(mine, secret=b"s" * 32) as session:
+            assert session.task == "evaluator:0"
+            assert session.variable("x", 3.0).read().tree == 3.0
 
 
 def test_an_environment_without_a_cluster_is_an_error() -> None:

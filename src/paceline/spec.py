@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.environment import of_content, of_environment
 from paceline.core.errors import SchemaError
-from paceline.core.spec import Spec, Task
+from paceline.core.spec import Spec, Task, outside
 
 TLS = ["cert", "key", "ca"]
 
@@ -49,7 +49,8 @@ class ClusterSpec(Spec):
         self._task = cluster.task if isinstance(cluster, ClusterSpec) else None
         if task is not None:
             self._task = Task(*task)
-            self.address(*task)
+            if not outside(self, self._task.job):
+                self.address(*task)
         self._tls = cluster.tls if isinstance(cluster, ClusterSpec) else {}
         if tls is not None:
             self._tls = _files("tls", tls)

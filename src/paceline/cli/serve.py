@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from paceline import PacelineError, Server
-from paceline.cli.tasks import certified, found, introduce, of_a_task
+from paceline.cli.tasks import await_name, certified, found, introduce, of_a_task
 from paceline.server.loop import MAX_CONNECTIONS
 
 INTERRUPTED = 130
@@ -48,6 +48,7 @@ def serve(
     try:
         spec = found(cluster, job, task)
         tls = certified(spec, tls_cert, tls_key, tls_ca)
+        await_name(spec)
         with Server(
             spec, secret_file=secret_file, tls=tls, max_connections=max_connections, on_news=_say
         ) as server:

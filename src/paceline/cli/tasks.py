@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,13 @@ import click
 
 from paceline import ClusterSpec, Disconnected, PacelineError, Tls
 from paceline import secret as secrets
-from paceline.core.spec import Task
-from paceline.reach import look
+from paceline.core.spec import Task, outside
+from paceline.reach import Waiting, look
+from paceline.transports.tcp import host_and_port
 from paceline.transports.tls import found as find
+
+NAME_LIMIT, LOOK_AGAIN = 60.0, 0.25
+"""Seconds to wait for this host's own name, and from one look to the next."""
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -54,10 +60,33 @@ def found(cluster: Path | None, job: str | None, task: int | None) -> ClusterSpe
         job, task = spec.task.job, spec.task.number if task is None else task
     if job is None:
         raise click.UsageError(f"say which task this is: --job, one of {spec.jobs}, and --task")
-    there = spec.task_indices(job)
+    there = [0] if outside(spec, job) else spec.task_indices(job)
     if task is None and len(there) > 1:
         raise click.UsageError(f"say which task of job '{job}' this is: --task, one of {there}")
     return ClusterSpec(spec, task=(job, there[0] if task is None else task))
+
+
+def await_name(spec: ClusterSpec) -> None:
+    """Wait until the name is known under which the others find this server, `NAME_LIMIT` at most.
+
+    Where names of containers are published once these run, a server may be there before its own.
+    """
+    assert spec.task is not None
+    target = spec.target(*spec.task)
+    if not target.startswith("tcp:"):
+        return
+    host, port = host_and_port(target.removeprefix("tcp:"))
+    waiting = Waiting(f"{spec.task} waits until its own name {host} is known", f"{host} is known")
+    until = time.monotonic() + NAME_LIMIT
+    while time.monotonic() < until:
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror as e:
+            waiting.goes_on(e.strerror)
+            time.sleep(LOOK_AGAIN)
+        else:
+            waiting.over()
+            return
 
 
 def certified(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.errors import SchemaError, UnknownName
-from paceline.core.spec import Spec, Task
+from paceline.core.spec import Spec, Task, outside
 
 VARIABLES = ("PACELINE_CLUSTER", "TF_CONFIG")
 """Where a cluster is looked for, in this order; both are written alike."""
@@ -54,6 +54,11 @@ def of_content(source: str, found: Any) -> tuple[Spec, Task | None]:
     Raises:
         SchemaError: it is not that; the message says which field, and what was found.
     """
+    if isinstance(found, dict) and "sparseCluster" in found:
+        raise SchemaError(
+            f"{source}: the field 'sparseCluster' has a part of the cluster, another one in each"
+            " process: all need the whole one (in a TFJob, enableDynamicWorker: false)"
+        )
     if not isinstance(found, dict) or "cluster" not in found:
         has = [*found] if isinstance(found, dict) else repr(found)[:60]
         raise SchemaError(f"{source}: the field 'cluster' is missing; found {has}")
@@ -76,6 +81,8 @@ def of_content(source: str, found: Any) -> tuple[Spec, Task | None]:
         index = int(index)
     if isinstance(index, bool) or not isinstance(index, int):
         raise SchemaError(f"{source}: task.index: it is a whole number, not {index!r}")
+    if outside(spec, job):
+        return spec, Task(job, index)
     if job not in spec.jobs or index not in spec.task_indices(job):
         there = {each: spec.task_indices(each) for each in spec.jobs}
         raise SchemaError(f"{source}: task: {job}:{index} is not in the cluster, which has {there}")

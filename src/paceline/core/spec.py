@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from paceline.core.errors import SchemaError, UnknownName
 
 MAX_NAME = 256
-ACTING = ("chief", "master", "worker", "evaluator")
+WATCHING = "evaluator"
+ACTING = ("chief", "master", "worker", WATCHING)
 """Jobs that run no server, where none is called `ps`."""
 
 _JOB = re.compile(r"[^\s:/,]+")
@@ -192,6 +193,11 @@ class Spec:
         if job not in self._tasks:
             raise UnknownName(f"no job {job!r} in the cluster; there are {self.jobs}")
         return self._tasks[job]
+
+
+def outside(spec: Spec, job: str) -> bool:
+    """Whether that is the job of tasks that look at a cluster and are none of its own."""
+    return job == WATCHING and job not in spec.jobs
 
 
 def _names(servers: Any) -> tuple[str, ...]:
