@@ -23,7 +23,8 @@ FLOORS: dict[str, int] = {
     for floor, rooms in {
         -1: "_version",
         0: "core",
-        1: "transports engines adapters disk metrics functions calling blas spec secret pending",
+        1: "transports engines adapters disk preflight metrics functions calling blas spec"
+        " secret pending",
         2: "server connection packing placement checkpoints post_mortems",
         3: "requests linked batches lines handles stores rows shares cuts",
         4: "reach noting variables spread queues accumulators counters readers barriers"

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from paceline import blas
-from paceline.hosting import limits
+from paceline.preflight import limits
 
 LIMIT_SECONDS = 50.0
 

@@ -17,7 +17,7 @@ from clusters import LIMIT, descendants, every_engine, following, output, quiet,
 
 import paceline
 from paceline import SchemaError, UnknownName
-from paceline.hosting import preflight
+from paceline.preflight import preflight
 
 # A program with all that the main module can define and a worker may need.
 PROGRAM = """

@@ -29,7 +29,7 @@ from clusters import (
 import paceline
 from paceline import Closed, SchemaError, TimedOut, WorkerFailed
 from paceline.core.versions import count_of
-from paceline.hosting import limits
+from paceline.preflight import limits
 
 ENGINES = ("serial", "threads", "processes")
 

@@ -29,9 +29,9 @@ from paceline.progress import Mode
 from paceline.progress import progress as display
 from paceline.resources import CAPACITY_BYTES
 from paceline.session import Session
-from paceline.staff.base import Calls, Staff
+from paceline.staff.base import Calls, Staff, jobs_of
 from paceline.staff.by_hand import ByHand, check_by_hand
-from paceline.staff.launched import Launched, jobs_of
+from paceline.staff.launched import Launched
 from paceline.variables import Variable
 from paceline.watch import Watch
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 import sys
@@ -18,8 +17,8 @@ from typing import Any, TypeAlias
 from paceline import ps
 from paceline.core.cluster_state import RESTORER
 from paceline.core.errors import Closed, Disconnected, TimedOut, UnknownName
-from paceline.core.numbers import counted
 from paceline.engines.base import Engine, Exit, Listener, Stream, Task, TaskSpec, engine, show
+from paceline.preflight import limits, preflight
 from paceline.server.local import LocalServer
 from paceline.server.loop import Server
 from paceline.session import Session
@@ -31,8 +30,8 @@ _log = logging.getLogger("paceline")
 GRACE = 2.0
 """Seconds that processes have to end by themselves."""
 
-START_LIMIT, LOOK = 60.0, 0.1
-"""Seconds within which a server is there that was started again, and from one look to the next."""
+START_LIMIT, LOOK, PAUSE = 60.0, 0.1, 0.01
+"""Seconds within which a server is there that was started, and from one look to the next."""
 
 OnEnd: TypeAlias = Callable[[str, str], None]
 """Hears which server has ended, and how, as the end of a sentence about it."""
@@ -41,9 +40,6 @@ CARRIERS = ("unix", "tcp")
 
 NOTICE = 1.0
 """Seconds within which the end of a server that no longer answers is noticed."""
-
-DESCRIPTORS, DESCRIPTORS_PER_WORKER = 64, 16
-"""Files, sockets and segments that a launcher has open, and those it adds for each worker."""
 
 
 class Launched:
@@ -99,15 +95,43 @@ class Launched:
         return preflight(workers, threads, *limits())
 
     def chief(self) -> Session:
-        session = Session(self._targets[0], secret=self._secret, job="chief", index=0)
+        """The chief's session, once all servers are there.
+
+        Raises:
+            Disconnected: one has ended; the message says which, and how.
+        """
+        session = self._joined("chief", 0)
         for line, server in zip(session.lines.all, self._servers, strict=True):
             line.explain = server.became
-        if self.lasts:
-            session.lines.last()
-        else:
+        if not self.lasts:
             # None of them is started again.
             session.lines.end()
         return session
+
+    def ended(self) -> list[tuple[str, str]]:
+        """The servers that have ended, and for each a sentence that says how.
+
+        That is known within `NOTICE` seconds of a broken line.
+        """
+        until = time.monotonic() + NOTICE
+        while all(server.alive for server in self._servers) and time.monotonic() < until:
+            time.sleep(PAUSE)
+        told = [(server.name, server.became()) for server in self._servers if not server.alive]
+        return [(name, how) for name, how in told if how is not None]
+
+    def anew(self, forget: Callable[[], None]) -> None:
+        """End all servers and start them anew, with nothing; `forget` is called between."""
+        servers = [each for each in self._servers if isinstance(each, _Process)]
+        for server in servers:
+            # What they have is in the checkpoint.
+            server.stop(0.0)
+            server.became()
+        forget()
+        self._least_epoch = max(self._least_epoch, round(time.time())) + 1
+        for index, server in enumerate(servers):
+            listener = self._listeners[server.name]
+            with suppress(Closed):  # it has ended once more, which its listener is told
+                server.start(self._serve(index, listener), listener.fileno())
 
     def processes(self) -> dict[str, int]:
         """The processes of the servers that live."""
@@ -133,17 +157,28 @@ class Launched:
         Raises:
             Disconnected: one of them has ended again, or this has given up.
         """
+        return self._joined(RESTORER)
+
+    def _joined(self, job: str, index: int | None = None) -> Session:
+        """A session, once all servers are there.
+
+        Raises:
+            Disconnected: one of them has ended; the message says how.
+            TimedOut: one is not there after `START_LIMIT` seconds.
+        """
         until = time.monotonic() + START_LIMIT
         while True:
             missing = [server for server in self._servers if not server.is_up(LOOK)]
-            if not missing:
-                with suppress(TimedOut):
-                    return Session(self._targets[0], secret=self._secret, job=RESTORER, timeout=1.0)
-            if not self._listeners or time.monotonic() > until:
-                raise Disconnected("servers that were started again do not answer")
             for server in missing:
                 if not server.alive:
-                    raise Disconnected(f"the server, {server.name}, has ended again")
+                    raise Disconnected(server.became() or f"the server, {server.name}, has ended")
+            try:
+                return Session(
+                    self._targets[0], secret=self._secret, job=job, index=index, timeout=1.0
+                )
+            except TimedOut as e:
+                if time.monotonic() > until or not (self._listeners or missing):
+                    raise Disconnected(f"servers that were started do not answer: {e}") from e
 
     def give_up(self) -> None:
         """Start none of the servers again: whoever calls one that has ended hears that."""
@@ -192,6 +227,8 @@ class _Process(Listener):
     def start(self, setup: ps.Serve, descriptor: int) -> None:
         """Start it; it serves at the socket with that descriptor."""
         self._up.clear()
+        self._ended.clear()
+        self._exit = None
         spec = TaskSpec(self.name, ps.run, inherit=(descriptor,))
         self._task = self._engine.start(spec, self)
         self._task.send(setup)
@@ -342,29 +379,3 @@ def _hand_over(listeners: Sequence[Any]) -> None:
     """Leave listening to the processes that have inherited it."""
     for listener in listeners:
         listener.hand_over()
-
-
-def preflight(workers: int, threads: int, cores: int, descriptors: int) -> list[str]:
-    """What will not fit on this machine, with the numbers; nothing where all does."""
-    found = []
-    if workers * threads > cores:
-        found.append(
-            f"{workers} workers with {counted(threads, 'thread')} each on {cores} cores: they will"
-            " take turns"
-        )
-    needed = DESCRIPTORS + DESCRIPTORS_PER_WORKER * workers
-    if needed > descriptors:
-        found.append(
-            f"{workers} workers need about {needed} file descriptors, {descriptors} are allowed:"
-            " raise the limit (ulimit -n)"
-        )
-    return found
-
-
-def limits() -> tuple[int, int]:
-    """The cores and file descriptors that this process may use."""
-    if sys.platform == "linux":
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    return cores, os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1 << 20

@@ -16,7 +16,7 @@ import pytest
 from clusters import every_engine, quiet
 
 import paceline
-from paceline.hosting import limits
+from paceline.preflight import limits
 
 # A process imports JAX and compiles, which takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(180)

@@ -13,6 +13,7 @@ from paceline.collection import Collection
 from paceline.core import messages as m
 from paceline.core.account import Account, Times
 from paceline.core.errors import SchemaError
+from paceline.core.numbers import whole
 from paceline.core.stats import (
     CallStats,
     CollectionStats,
@@ -150,3 +151,18 @@ def checked_job(job: str, jobs: list[str]) -> str:
     if job not in jobs:
         raise SchemaError(f"no workers of job {job!r}; there are {jobs}")
     return job
+
+
+def jobs_of(workers: int | dict[str, int]) -> dict[str, int]:
+    """How many workers each job has.
+
+    Raises:
+        SchemaError: none, or that is no job of workers.
+    """
+    jobs = workers if isinstance(workers, dict) else {"worker": workers}
+    for job in jobs:
+        if job in ("chief", "ps"):
+            raise SchemaError(f"the job {job!r} is not one of workers")
+    if not jobs:
+        raise SchemaError("a cluster has at least one worker")
+    return {job: whole(n, f"the number of workers of job {job!r}") for job, n in jobs.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,9 +18,16 @@ from paceline.collection import Collection, end
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.account import CALLS, Account
-from paceline.core.errors import Disconnected, PacelineError, SchemaError, TimedOut, UnknownName
+from paceline.core.budget import Budget
+from paceline.core.errors import (
+    Closed,
+    Disconnected,
+    PacelineError,
+    TimedOut,
+    UnknownName,
+)
 from paceline.core.names import label, parts
-from paceline.core.numbers import whole
+from paceline.core.numbers import times
 from paceline.core.stats import Stats
 from paceline.crew.calls import Asked, packed, variables
 from paceline.crew.collecting import NEEDS_ALL
@@ -68,6 +77,8 @@ class _Opened:
 class Launched(Staff):
     """Everything is started here: where it lives is the hosting's, the workers are the crew's."""
 
+    _is_up = False
+
     def __init__(
         self,
         jobs: dict[str, int],
@@ -84,11 +95,12 @@ class Launched(Staff):
         post_mortem: Any = None,
     ) -> None:
         self._account = account
-        least_epoch = 0 if keeper is None else keeper.least_epoch
-        self._hosting = hosting(engine, transport, servers, least_epoch, lasts=keeper is not None)
+        least, lasts = 0 if keeper is None else keeper.least_epoch, keeper is not None
+        self._hosting = hosting(engine, transport, servers, least, lasts=lasts)
         self._keeper = keeper
         self._opened: list[_Opened] = []
         self._revival: Revival | None = None
+        self._starting, self._ended = threading.Lock(), dict[str, str]()
         self.concurrent = self._hosting.engine.concurrent
         self._crew = Crew(
             self._hosting.engine,
@@ -105,22 +117,74 @@ class Launched(Staff):
             self._hosting.start(_weakly(self._server_ended))
             if keeper is None:
                 self._crew.begin()
-            self.session = self._hosting.chief()
-            self.session.lines.conduct.account = account
+            self.session = self._begun(restarts)
             self._crew.reporting.fetch = self._fetch
             if keeper is not None:
                 # No worker sees what was not restored yet.
-                keeper.restore(self.session)
                 self._revival = self._reviving(restarts)
                 self._crew.begin()
+            self._started()
         except BaseException:
             self.close()
             raise
         for warning in self._hosting.preflight(sum(jobs.values()), threads):
             _log.warning("%s", warning)
 
+    def _begun(self, restarts: int) -> Session:
+        """The chief's session, on servers that have what was saved.
+
+        With a checkpoint all of them are started anew when one ends before that.
+
+        Raises:
+            Disconnected: one ended; the message says which and how.
+        """
+        budget = Budget(restarts)
+        while True:
+            try:
+                return self._restored()
+            except (Disconnected, Closed, TimedOut) as e:
+                found = self._hosting.ended() if isinstance(self._hosting, Hosting) else []
+                if not found:
+                    raise
+                (_, how), said = found[0], "it ended while the cluster was launched"
+                if self._keeper is None or not self._hosting.lasts:
+                    raise Disconnected(f"{how}: {said}") from e
+                if not budget.allow(time.monotonic()):
+                    raise Disconnected(
+                        f"{how}: {said}, as servers did {times(budget.used + 1)}; the budget is"
+                        f" restarts={restarts}"
+                    ) from e
+            _log.warning("%s, while the cluster was launched; all are started again", how)
+            time.sleep(budget.back_off)
+            assert isinstance(self._hosting, Hosting)
+            self._hosting.anew(self._ended.clear)
+
+    def _restored(self) -> Session:
+        session = self._hosting.chief()
+        try:
+            session.lines.conduct.account = self._account
+            if self._keeper is not None:
+                self._keeper.restore(session)
+            if self._hosting.lasts:
+                session.lines.last()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _started(self) -> None:
+        """From now on each end of a server is seen to; also of those that have ended."""
+        with self._starting:
+            self._is_up = True
+        for task, how in self._ended.items():
+            self._server_ended(task, how)
+
     def _server_ended(self, task: str, how: str) -> None:
         """On the engine's thread, or the server's."""
+        with self._starting:
+            if not self._is_up:
+                self._ended[task] = how
+                return
         if self._revival is not None:
             self._revival.ended(task, how)
         else:
@@ -302,21 +366,6 @@ class Launched(Staff):
             idle = (name for name in jobs if all(seat.free for seat in self._crew.of(name)))
             job = next(idle, jobs[0])
         return checked_job(job, jobs)
-
-
-def jobs_of(workers: int | dict[str, int]) -> dict[str, int]:
-    """How many workers each job has.
-
-    Raises:
-        SchemaError: none, or that is no job of workers.
-    """
-    jobs = workers if isinstance(workers, dict) else {"worker": workers}
-    for job in jobs:
-        if job in ("chief", "ps"):
-            raise SchemaError(f"the job {job!r} is not one of workers")
-    if not jobs:
-        raise SchemaError("a cluster has at least one worker")
-    return {job: whole(n, f"the number of workers of job {job!r}") for job, n in jobs.items()}
 
 
 @final
