@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from calls import Call, until
 from hands import cluster, start, toml
 
-from paceline import Disconnected, Session, TimedOut, Variable
+from paceline import Disconnected, Session, TimedOut, Variable, connection, pending
 
 SECRET = b"stopped"
 N, WIDTH = 100_000, 8
@@ -215,7 +216,11 @@ def _others(session: Session) -> dict[str, Asking]:
         gradients = session.accumulator("gradients", like=np.zeros(2))
         given = session.accumulator("given", like=np.zeros(2))
         counter, barrier = session.counter("counter"), session.barrier("barrier", 2)
-        reader = session.reader("reader", ["one"])
+        steps, unmet = session.counter("steps"), session.barrier("unmet", 2)
+        reader, stream = (
+            session.reader("reader", ["one"]),
+            session.reader("stream", [], stream=True),
+        )
         named = session.variable("named", np.zeros(1))
     full.enqueue_many([1, 2])
     some.enqueue(9)
@@ -253,6 +258,13 @@ def _others(session: Session) -> dict[str, Asking]:
         "wait_for": (lambda: counter.wait_for(100, timeout=LIMIT), both),
         "run requests": (lambda: session.run([counter.adding(1)], timeout=LIMIT), both),
         "barrier": (lambda: barrier.wait(LIMIT), passed),
+        # They were sent, and are done when the server goes on.
+        "add": (lambda: steps.add(timeout=LIMIT), lambda: steps.value == 1),
+        "abort": (lambda: unmet.abort(timeout=LIMIT), lambda: unmet.abort() is None),
+        "add to a stream": (
+            lambda: stream.add(["two"], timeout=LIMIT),
+            lambda: stream.next(30).value == "two",
+        ),
         "next": (lambda: reader.next(LIMIT), lambda: reader.next(30).value == "one"),
         "run": (
             lambda: session.run("double", np.ones(2), task="ps:1", timeout=LIMIT),
@@ -319,3 +331,43 @@ def test_a_session_is_opened_in_its_time_or_not_at_all(away: Away) -> None:
     assert LIMIT <= time.monotonic() - began < LIMIT + SLACK + 1
     away.go_on()
     assert away.session().resources()["variables"] == {}
+
+
+@pytest.mark.timeout(120)
+def test_a_call_without_a_timeout_ends_alone_and_the_session_goes_on(
+    away: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "GRACE", 1.0)
+    session = away.session()
+    with session.device("ps:1"):
+        counter = session.counter("counter")
+    away.stop()
+    for _ in range(2):
+        with pytest.raises(
+            Disconnected,
+            match=r"^(unix|tcp):\S+: no verdict 1\.\d s after the request: the server has said not",
+        ):
+            counter.add(timeout=None)
+    away.go_on()
+    # Both had been sent.
+    assert counter.add() == 3
+
+
+@pytest.mark.timeout(120)
+def test_a_session_goes_on_after_ctrl_c_on_a_stopped_server(
+    away: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CANCEL_LIMIT", 0.5)
+    session = away.session()
+    with session.device("ps:1"):
+        queue = session.queue("queue", 2)
+    queue.enqueue(1)
+    away.stop()
+    ctrl_c = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    ctrl_c.start()
+    with pytest.raises(KeyboardInterrupt):
+        queue.dequeue(timeout=None)
+    ctrl_c.join()
+    away.go_on()
+    # What was given to a call that had ended came back.
+    assert queue.dequeue(timeout=30) == 1

@@ -41,8 +41,13 @@ class Barrier(Handle):
         return int(self._connection.call(m.Arrive(self.key, limit), timeout=limit).content)
 
     @lasting
-    def abort(self) -> None:
-        """End the waits of those who have arrived with `Closed`; the next begins another round."""
+    @limited
+    def abort(self, *, timeout: float | None = 60.0) -> None:
+        """End the waits of those who have arrived with `Closed`; the next begins another round.
+
+        Raises:
+            Disconnected: the server said nothing within `timeout` seconds.
+        """
         self._connection.call(m.AbortBarrier(self.key))
 
     def _made_at(self, line: Connection, timeout: float | None) -> None:

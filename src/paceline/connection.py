@@ -317,8 +317,9 @@ class Connection(Replies):
                 return str(reply.text)
             self._undo(pending, reply)
         except PacelineError as e:
-            # Without a verdict nobody knows what was done: the end of the connection undoes it.
-            self._break(e)
+            if not pending.late:
+                # Without a verdict nobody knows what was done: the end of the connection undoes it.
+                self._break(e)
             return str(e)
         return ""
 

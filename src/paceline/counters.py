@@ -26,13 +26,16 @@ class Counter(Handle):
         return f"<Counter {self.called} from {self.start}, on {self._connection.address}>"
 
     @lasting
-    def add(self, n: SupportsIndex = 1) -> int:
+    @limited
+    def add(self, n: SupportsIndex = 1, *, timeout: float | None = 60.0) -> int:
         """Add `n`, which may be negative, in one step; the value right after it.
 
         So no two sessions that add 1 get the same number.
 
         Raises:
             SchemaError: `n` is no whole number, or the sum no int64; nothing was added.
+            Disconnected: the server said nothing within `timeout` seconds; whether it was or will
+                be added is unknown.
         """
         request = m.AddToCounter(self.key, int64(n, f"counter {self.called}: n"))
         return int(self._connection.call(request).content)

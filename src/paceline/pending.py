@@ -23,7 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 GRACE = 60.0
-"""Seconds beyond a request's own timeout after which a server without a verdict counts as gone."""
+"""Seconds beyond a request's own timeout after which no verdict is waited for any longer."""
 
 LATE, SILENCE = 0.25, 1.5
 """Seconds after the end of the time that its caller gave a call. Then the server is asked for a
@@ -32,7 +32,7 @@ sign of life, and if none has come, the call ends."""
 Undo: TypeAlias = Callable[[Any], m.Request[Any] | None]
 """What is told the server to take back what a reply says that it did."""
 Look: TypeAlias = Literal["wait", "ask", "silent", "gone"]
-"""Go on waiting; ask for a sign of life; say that there was none; count the server as gone."""
+"""Go on waiting; ask for a sign of life; say that there was none; wait no longer in any case."""
 
 
 class _End(float):
@@ -142,7 +142,7 @@ class Pending:
         self.end_within(None if timeout is None else timeout + GRACE)
 
     def end_within(self, limit: float | None) -> None:
-        """Count the server as gone when it says nothing for so many seconds from now."""
+        """Wait no longer than so many seconds from now."""
         self._deadline = None if limit is None else time.monotonic() + limit
         self._look_at(math.inf if self.due is None else self.due + LATE)
 
@@ -162,12 +162,17 @@ class Pending:
         self._look_at(max(self.due + SILENCE, now + SILENCE - LATE))
         return "ask"
 
-    def silence(self, now: float) -> str:
+    def silence(self, now: float, found: Look) -> str:
         """What to say when the server said nothing."""
+        of_it = (
+            "the server has said nothing of it, and is waited for no longer"
+            if found == "gone"
+            else "the server is silent, and the time that the call was given is over"
+        )
         return (
-            f"no verdict {now - self.since:.1f} s after the request: the server is silent, and the"
-            " time that the call was given is over; whether it was or will be carried out is"
-            " unknown; this session goes on as soon as the server does, or can be reached"
+            f"no verdict {now - self.since:.1f} s after the request: {of_it}; whether it was or"
+            " will be carried out is unknown; this session goes on as soon as the server does, or"
+            " can be reached"
         )
 
     def _look_at(self, then: float) -> None:
@@ -304,11 +309,9 @@ class Replies(ABC):
     def _look(self, waiter: Pending, now: float) -> None:
         """See whether the server is there when an answer is due, or whether to wait for none."""
         found = waiter.look(now, self._source.heard)
-        if found == "gone":
-            self._break(Disconnected(f"no verdict within {GRACE:.0f} s of a request's own timeout"))
-        elif found == "ask":
+        if found == "ask":
             self._ask()
-        elif found == "silent":
+        elif found != "wait":
             with self._lock:
                 if waiter.done():
                     return
@@ -317,7 +320,7 @@ class Replies(ABC):
                     # It may just have been told to read.
                     self._rouse_one()
             self._withdraw(waiter.number)
-            raise self._ended(Disconnected(waiter.silence(now)))
+            raise self._ended(Disconnected(waiter.silence(now, found)))
 
     def _pass_on(self) -> None:
         """Stop reading, and let another waiting thread take over."""

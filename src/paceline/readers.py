@@ -154,11 +154,13 @@ class Reader(Handle):
         return piece
 
     @lasting
-    def add(self, pieces: Iterable[Any]) -> None:
+    @limited
+    def add(self, pieces: Iterable[Any], *, timeout: float | None = 60.0) -> None:
         """Append pieces to a stream, all or none.
 
         Raises:
             Closed: it was closed.
+            Disconnected: the server said nothing within `timeout` seconds.
             SchemaError: it is no stream, a piece may not travel, or there are too many.
         """
         heads = packed(self.name, pieces)
