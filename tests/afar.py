@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
@@ -27,9 +28,10 @@ class Afar:
         self.folder = folder
         self.network = network
         self.where = where
+        ports = itertools.count(PORT)
         self.spec = paceline.ClusterSpec(
             {
-                job: [f"{network.hosts[n].address}:{PORT + place}" for place, n in enumerate(hosts)]
+                job: [f"{network.hosts[n].address}:{next(ports)}" for n in hosts]
                 for job, hosts in where.items()
             }
         )

@@ -26,11 +26,11 @@ FLOORS: dict[str, int] = {
         1: "transports engines adapters disk preflight metrics functions calling blas spec"
         " secret pending",
         2: "server connection packing placement checkpoints post_mortems",
-        3: "requests linked batches lines handles stores rows shares cuts",
+        3: "requests linked batches lines handles stores rows shares cuts mirrors",
         4: "reach noting variables spread queues accumulators counters readers barriers"
         " operations leaves",
         5: "replicas resources plans restoring",
-        6: "session ps",
+        6: "session ps mirroring",
         7: "worker",
         8: "keeping revival supervisor collection crew hosting hosted replay",
         9: "progress watch staff",

@@ -42,7 +42,7 @@ class Connection(Replies):
     def __init__(self, channel: Channel, arena: Arena, address: str) -> None:
         self.address = address
         self.arena = arena
-        self.session = 0
+        self.session = self.incarnation = 0
         self.conduct = Conduct()
         self.explain: Callable[[], str | None] | None = None
         """Asked once for what became of the server, when the connection has broken."""
@@ -178,6 +178,11 @@ class Connection(Replies):
         self._send(Frame(ONE_WAY, 0, m.encode(request), (), self.session), time.monotonic())
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether what the server sends is looked at where the server has it."""
+        return self._channel.shares_memory
+
+    @property
     def forked(self) -> bool:
         """Whether this is a copy in a forked process, where the connection is not ours."""
         return os.getpid() != self._process
@@ -206,7 +211,7 @@ class Connection(Replies):
 
     def outlive(self, joined: m.Joined, token: bytes) -> None:
         """Be the line of the session that has joined, also over other connections."""
-        self.session = joined.session
+        self.session, self.incarnation = joined.session, joined.incarnation
         if joined.linger:
             self._channel.outlive(Line(joined.session, token, joined.epoch))
 

@@ -21,7 +21,7 @@ from paceline.core.numbers import int64
 from paceline.lines import Anew, Lines
 from paceline.pending import within
 from paceline.spec import ClusterSpec
-from paceline.transports.base import Address, transport
+from paceline.transports.base import Address, Arena, transport
 from paceline.transports.tls import Tls, found
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class Joining:
     """A process that wants to be in a cluster.
 
     `cluster` and `servers` are what it was given, `secret` is asked for at each attempt. `epochs`
-    has those of the servers it has known, by address.
+    has those of the servers it has known, by address. What comes over TCP lies in its `arena`.
     """
 
     job: str
@@ -102,6 +102,7 @@ class Joining:
     cluster: dict[str, dict[int, str]] | None = None
     servers: tuple[str, ...] = ()
     tls: Tls | None = None
+    arena: Arena | None = None
     epochs: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -285,7 +286,7 @@ def _reach(
         spare = None if until is None else until - time.monotonic()
         try:
             limit = 10.0 if spare is None else max(0.1, min(10.0, spare))
-            connection = _called(address, joining.secret(), joining.tls, limit)
+            connection = _called(address, joining.secret(), joining.tls, limit, joining.arena)
             joined = joining.join(connection, token)
             waiting.over()
             return connection, joined
@@ -303,10 +304,16 @@ def _reach(
         pause = min(0.25, pause * 1.5)
 
 
-def _called(address: Address, secret: bytes, tls: Tls | None, timeout: float | None) -> Connection:
+def _called(
+    address: Address,
+    secret: bytes,
+    tls: Tls | None,
+    timeout: float | None,
+    arena: Arena | None = None,
+) -> Connection:
     """A connection that has proved the secret."""
     carrier = transport(address.transport)
-    channel = carrier.connect(address.place, secret, timeout, **carrier.options(tls))
+    channel = carrier.connect(address.place, secret, timeout, **carrier.options(tls, arena))
     return Connection(channel, carrier.arena(), str(address))
 
 

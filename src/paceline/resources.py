@@ -21,6 +21,7 @@ from paceline.core.tree import Flat
 from paceline.counters import Counter
 from paceline.handles import Handle, lasting
 from paceline.lines import Lines
+from paceline.mirrors import Mirror
 from paceline.packing import pack_flat, taken
 from paceline.pending import limited
 from paceline.queues import Queue
@@ -41,6 +42,7 @@ class Resources:
     """A session's way to what all sessions share."""
 
     _lines: Lines
+    _mirror: Mirror
 
     def _asks(self) -> list[Connection]:
         return self._lines.all
@@ -188,8 +190,9 @@ class Resources:
         """The handle of a variable that is there."""
         seen = hinted(home, defined, buffers)
         if defined.spread is None:
-            return Variable(key, OneServer(home, key, seen, bounded=defined.bounded))
-        return Variable(key, Spread(self._lines, key, home, defined.spread, seen))
+            store = OneServer(home, key, seen, bounded=defined.bounded, near=self._mirror)
+            return Variable(key, store)
+        return Variable(key, Spread(self._lines, key, home, defined.spread, seen, self._mirror))
 
     @lasting
     @limited

@@ -19,6 +19,7 @@ from paceline.core.names import containers as named_containers
 from paceline.core.spec import Spec
 from paceline.handles import PATIENCE
 from paceline.lines import Lines
+from paceline.mirrors import Mirror
 from paceline.operations import Offer, Operations
 from paceline.pending import limited
 from paceline.placement import Setter
@@ -113,6 +114,8 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
             self._lines, joined = reached_all(targets, joining, limit)
         self._lines.container = container
         self.task = f"{joining.job}:{joined.index}"
+        addresses = [line.address for line in self._lines.all]
+        self._mirror = Mirror(joining.secret, addresses, self.task, self._lines.conduct)
         self._closed = False
         self._failure = ""
 
@@ -147,6 +150,13 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         None for a private session, nor for one on the address of a server that is the only one.
         """
         return self._lines.tasks
+
+    def mirror(self) -> dict[str, Any] | None:
+        """Where the mirror is through which this session reads; `None` while there is none.
+
+        It has the address (`at`), and how many `copies` and `bytes` were had from it.
+        """
+        return self._mirror.told()
 
     @contextmanager
     def device(self, task: str | Setter | None) -> Iterator[None]:
@@ -335,6 +345,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
             return
         self._closed = True
         self._lines.end()
+        self._mirror.close()
         # All goodbyes before the first end: a chief's may end its servers.
         with ExitStack() as ends:
             for line in self._lines.all:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,13 @@ from paceline.core.rows import Table
 from paceline.core.tree import Array, Flat
 from paceline.packing import LARGE, memory, pack, pack_indices, view
 from paceline.pending import Pending
-from paceline.transports.base import Arena, Buffers, Lease
+from paceline.transports.base import Arena, Buffers, Lease, Memory
+
+Copies: TypeAlias = Callable[
+    [Connection, Sequence[tuple[Connection, m.ReadAt | m.ReadPart]]],
+    list[tuple[m.Value, Memory | None] | None],
+]
+"""What servers would answer of a home's variable, from close by; `None` where it cannot say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,34 +113,58 @@ def fetched(
     plan: m.Spreading,
     value: m.Value,
     buffers: Buffers,
+    copies: Copies | None,
 ) -> tuple[Any, int, list[str]]:
-    """The whole tree, its bytes, and who has lost its part; the parts are fetched side by side."""
+    """The whole tree, its bytes, and who has lost its part; the parts are fetched side by side.
+
+    With `copies` from there, as far as it has them.
+    """
     tasks = [task for task, _ in plan.parts]
-    pending: list[Pending] = []
-    found = [(value, memory(buffers))]
-    try:
-        for task in tasks[1:]:
-            pending.append(used[task].post(m.ReadPart(name, value.stage)))
-        for one in pending:
-            reply, its = one.result()
-            found.append((reply, memory(its)))
-    except BaseException:
-        for one in pending:
-            one.forget()
-        raise
-    lost = [
-        task for task, (reply, _) in zip(tasks, found, strict=True) if reply.version == m.NO_VERSION
-    ]
+    wanted: dict[str, m.ReadAt | m.ReadPart] = {
+        task: m.ReadPart(name, value.stage) for task in tasks[1:]
+    }
+    if not value.layout:
+        wanted[tasks[0]] = m.ReadAt(name, value.version)
+    had: dict[str, tuple[m.Value, Memory | None]] = {}
+    near = [task for task in wanted if copies is not None and not used[task].shares_memory]
+    if near and copies is not None:
+        copied = copies(used[tasks[0]], [(used[task], wanted[task]) for task in near])
+        had |= {task: one for task, one in zip(near, copied, strict=True) if one is not None}
+    direct = {task: request for task, request in wanted.items() if task not in had}
+    found = had | _asked(used, direct)
+    if value.layout:
+        found[tasks[0]] = value, memory(buffers)
+    lost = [task for task in tasks if found[task][0].version == m.NO_VERSION]
     if lost:
         return None, 0, lost
-    nbytes = sum(block.nbytes for _, block in found if block is not None)
+    nbytes = sum(block.nbytes for _, block in found.values() if block is not None)
     shares = []
-    for task, (reply, block) in zip(tasks, found, strict=True):
-        if block is not None and nbytes >= LARGE:
+    for task in tasks:
+        reply, block = found[task]
+        if block is not None and nbytes >= LARGE and task not in had:
             # Told at once that nobody looks any more, not with the next message.
             block = Lease(block, used[task].give_back)
         shares.append(view(reply.layout, reply.values, block))
     return spreading.joined(plan, shares), nbytes, []
+
+
+def _asked(
+    used: Mapping[str, Connection], requests: Mapping[str, m.ReadAt | m.ReadPart]
+) -> dict[str, tuple[m.Value, Memory | None]]:
+    """What servers answer, asked side by side."""
+    pending: dict[str, Pending] = {}
+    found = {}
+    try:
+        for task, request in requests.items():
+            pending[task] = used[task].post(request)
+        for task, one in pending.items():
+            reply, buffers = one.result()
+            found[task] = reply, memory(buffers)
+    except BaseException:
+        for one in pending.values():
+            one.forget()
+        raise
+    return found
 
 
 def _places(part: Sequence[Cut]) -> Array:

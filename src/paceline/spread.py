@@ -27,7 +27,7 @@ from paceline.lines import Lines
 from paceline.packing import pack, taken
 from paceline.pending import Pending, limited
 from paceline.shares import Share, fetched, gathered, row_shares
-from paceline.stores import Hint, hinted
+from paceline.stores import Hint, Near, hinted
 from paceline.transports.base import Buffers
 
 R = TypeVar("R")
@@ -44,9 +44,16 @@ class Spread:
     bounded = False
 
     def __init__(
-        self, lines: Lines, key: str, home: Connection, plan: m.Spreading, seen: Hint | None
+        self,
+        lines: Lines,
+        key: str,
+        home: Connection,
+        plan: m.Spreading,
+        seen: Hint | None,
+        near: Near | None = None,
     ) -> None:
         self._lines = lines
+        self._near = near
         self._name = key
         self._task = plan.parts[0][0]
         # They change together, when the home was started again.
@@ -186,6 +193,8 @@ class Spread:
     def give_back(self) -> None:
         for line in self._lines.now(self._tasks).values():
             line.give_back()
+        if self._near is not None:
+            self._near.give_back()
 
     def move(self, line: Connection, timeout: float | None) -> None:
         """It looks after its lines itself."""
@@ -220,6 +229,8 @@ class Spread:
     ) -> tuple[int, Any, int, list[str]]:
         """A version, its tree and bytes, and who has lost its part of it."""
         name, held = self._name, m.NO_VERSION
+        near = None if self._near is None else self._near.of(home)
+        request = replace(request, lean=near is not None)
 
         def undo(reply: m.Value) -> m.LetGo:
             return m.LetGo(name, m.NO_VERSION if reply.version == request.have else reply.version)
@@ -230,7 +241,8 @@ class Spread:
                 if value.version == request.have:
                     return value.version, None, 0, []
                 held = value.version
-            tree, nbytes, lost = fetched(used, name, plan, value, buffers)
+            copies = None if near is None else near.copies
+            tree, nbytes, lost = fetched(used, name, plan, value, buffers, copies)
             return held, tree, nbytes, lost
         finally:
             if held != m.NO_VERSION:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from paceline.connection import Connection
 from paceline.core import messages as m
+from paceline.core.errors import PacelineError
 from paceline.core.rows import checked_indices
 from paceline.core.tree import Array
 from paceline.core.versions import epoch_of
 from paceline.packing import LARGE, copied, memory, pack, pack_indices, view
 from paceline.pending import limited
-from paceline.transports.base import Buffers, Lease
+from paceline.transports.base import Buffers, Lease, Memory
 
 R = TypeVar("R")
 
@@ -71,12 +75,34 @@ class Store(Protocol):
         """Be at the other end of that line, once there is a value; raises `TimedOut`."""
 
 
+class Near(Protocol):
+    """What has copies close by of what servers hold, as a session's mirror does."""
+
+    def of(self, line: Connection, /) -> Near | None:
+        """This, if copies of what that server holds are to be had here now."""
+
+    def copies(
+        self, home: Connection, wanted: Sequence[tuple[Connection, m.ReadAt | m.ReadPart]], /
+    ) -> list[tuple[m.Value, Memory | None] | None]:
+        """What servers would answer of a variable of that home's; `None` where it cannot say."""
+
+    def give_back(self) -> None:
+        """Let it know now what memory of its is no longer looked at."""
+
+
 class OneServer:
     """All of a variable is on the server at the other end of a line."""
 
     def __init__(
-        self, home: Connection, key: str, hint: Hint | None, *, bounded: bool = False
+        self,
+        home: Connection,
+        key: str,
+        hint: Hint | None,
+        *,
+        bounded: bool = False,
+        near: Near | None = None,
     ) -> None:
+        self._near = near
         self.bounded = bounded
         self.home = home
         self._key = key
@@ -104,15 +130,47 @@ class OneServer:
         self, request: m.Read | m.ReadTag, patience: float | None, timeout: float | None
     ) -> tuple[int, Any, int]:
         home = self.home
-        value, buffers = home.exchange(request, timeout=patience)
+        near = None if self._near is None else self._near.of(home)
+        if near is None:
+            value, buffers = home.exchange(request, timeout=patience)
+            block = memory(buffers)
+        else:
+            value, block = self._through(near, replace(request, lean=True), patience)
         if value.version == request.have:
             return value.version, None, 0
-        block = memory(buffers)
         nbytes = 0 if block is None else block.nbytes
         if block is not None and (self.bounded or nbytes >= LARGE):
             # Told at once that nobody looks any more, not with the next message.
             block = Lease(block, home.give_back)
         return value.version, view(value.layout, value.values, block), nbytes
+
+    def _through(
+        self, near: Near, request: m.Read | m.ReadTag, patience: float | None
+    ) -> tuple[m.Value, Memory | None]:
+        """As the home answers, which says the version and keeps it; its tree is from close by."""
+        home, key = self.home, self._key
+        held = m.NO_VERSION
+
+        def undo(reply: m.Value) -> m.LetGo:
+            kept = reply.version != request.have and not reply.layout
+            return m.LetGo(key, reply.version if kept else m.NO_VERSION)
+
+        try:
+            with home.interrupts:
+                value, buffers = home.exchange(request, timeout=patience, undo=undo)
+                if value.version == request.have or value.layout:
+                    return value, memory(buffers)
+                held = value.version
+            wanted = m.ReadAt(key, held)
+            found = near.copies(home, [(home, wanted)])[0]
+            if found is None:
+                value, buffers = home.exchange(wanted)
+                found = value, memory(buffers)
+            return found
+        finally:
+            if held != m.NO_VERSION:
+                with suppress(PacelineError):
+                    home.tell(m.LetGo(key, held))
 
     @limited
     def gather(
@@ -147,6 +205,8 @@ class OneServer:
 
     def give_back(self) -> None:
         self.home.give_back()
+        if self._near is not None:
+            self._near.give_back()
 
     def move(self, line: Connection, timeout: float | None) -> None:
         defined, buffers = line.exchange(m.Await(self._key, timeout), timeout=timeout)

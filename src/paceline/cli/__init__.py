@@ -6,6 +6,7 @@ import click
 
 from paceline import __version__
 from paceline.cli.demo import demo
+from paceline.cli.mirror import mirror
 from paceline.cli.replay import replay
 from paceline.cli.run import run
 from paceline.cli.serve import serve
@@ -18,5 +19,5 @@ def main() -> None:
     """A data loader for data your model generates itself."""
 
 
-for command in (demo, replay, run, serve, shared):
+for command in (demo, mirror, replay, run, serve, shared):
     main.add_command(command)

@@ -13,6 +13,9 @@ from paceline.core.messages.replies import Spreading
 from paceline.core.names import parts
 from paceline.core.waiting import NOT_YET, NotYet, Stored
 
+LEAN = 64 << 10
+"""Bytes up to which a tree goes to its reader at once, who could have it from elsewhere."""
+
 
 def _by_str(holder: object) -> str:
     return str(holder)

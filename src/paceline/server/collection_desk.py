@@ -14,10 +14,10 @@ from paceline.core.queue_items import items_in
 from paceline.core.queue_state import QueueState
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET
-from paceline.server.lines import Peer
+from paceline.server.lines import Peer, holder_name
 from paceline.server.queue_desk import handed_out, received
 from paceline.server.service import Desk, Handler, Service
-from paceline.server.variable_desk import VariableDesk, holder_name
+from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Frame
 
 REMEMBERED = 16

@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 Job: TypeAlias = Callable[[], None]
+Work: TypeAlias = Callable[[], None]
+Finish: TypeAlias = Callable[[Exception | None], None]
 
 
 class Lanes:
@@ -60,3 +62,21 @@ class Lanes:
 def _work(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
+
+
+def here(lane: str, threads: int, work: Work, finish: Callable[[], None]) -> None:
+    """Do the work of a lane without threads: here and now."""
+    try:
+        work()
+    finally:
+        finish()
+
+
+def at_once(work: Work, finish: Finish) -> None:
+    """Do work here and now."""
+    error: Exception | None = None
+    try:
+        work()
+    except Exception as e:
+        error = e
+    finish(error)

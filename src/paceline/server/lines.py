@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
 
 from paceline.core import messages as m
@@ -92,6 +93,8 @@ class Lines:
 
     def __init__(self, epoch: int, linger: float) -> None:
         self.linger = linger
+        self.incarnation = secrets.randbits(63)
+        """Says which run of the server it is, also where two began in one second."""
         self._epoch = epoch
         self._peers: dict[bytes, Peer] = {}
 
@@ -146,3 +149,8 @@ class Lines:
             f"the server has given up session {request.session}, which had no connection for more"
             f" than {self.linger} s, or broke the protocol"
         )
+
+
+def holder_name(holder: object) -> str:
+    """Who holds a version, as messages say it."""
+    return holder.name if isinstance(holder, Peer) else str(holder)

@@ -10,7 +10,6 @@ from typing import TypeVar
 from paceline.core.errors import Disconnected, ProtocolError
 from paceline.server.lines import Peer
 from paceline.server.loop import DESKS, new_epoch, sooner
-from paceline.server.operation_desk import OperationDesk
 from paceline.server.reader_desk import ReaderDesk
 from paceline.server.service import Service, Work
 from paceline.server.variable_desk import VariableDesk
@@ -36,8 +35,7 @@ class LocalServer:
         self.service = Service(self._arena, new_epoch(least_epoch), DESKS)
         self._ends: set[MemoryChannel] = set()
         self._jobs: deque[tuple[Work, Callable[[], None]]] = deque()
-        operations: OperationDesk = self.service.desk(OperationDesk)
-        operations.start = lambda lane, threads, *job: self._jobs.append(job)
+        self.service.beside = lambda lane, threads, *job: self._jobs.append(job)
 
     def close(self) -> None:
         """End every connection; whoever waits hears of it. Idempotent."""

@@ -28,7 +28,7 @@ from paceline.server.program_desk import ProgramDesk
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.reader_desk import ReaderDesk
 from paceline.server.rows_desk import RowsDesk
-from paceline.server.service import Finish, Service, Work
+from paceline.server.service import Desk, Finish, Service, Work
 from paceline.server.strangers import Strangers
 from paceline.server.tag_desk import TagDesk
 from paceline.server.together_desk import TogetherDesk
@@ -76,7 +76,7 @@ class Server:
     operator would want to know, such as a peer that was cut off. A session whose connection breaks,
     where that need not be its end, is kept for `linger` seconds. When there are
     `max_connections` that have proved the secret, new sessions are refused. Its epoch is no less
-    than `least_epoch`.
+    than `least_epoch`. It does what its `desks` do, by default all of them.
 
     Raises:
         Refused: other hosts could reach a listener, and there is no secret.
@@ -92,6 +92,7 @@ class Server:
         max_connections: int = MAX_CONNECTIONS,
         on_note: Callable[[str], None] = lambda note: None,
         least_epoch: int = 0,
+        desks: Sequence[Callable[[Service], Desk]] = (),
     ) -> None:
         for listener in listeners:
             if not secret and not listener.local:
@@ -111,11 +112,10 @@ class Server:
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self.service = Service(
-            self._arena, new_epoch(least_epoch), DESKS,
+            self._arena, new_epoch(least_epoch), desks or DESKS,
             run_long=self._run_long, linger=linger, moved=self._moved,
         )  # fmt: skip
-        operations: OperationDesk = self.service.desk(OperationDesk)
-        operations.start = self._start
+        self.service.beside = self._start
         self._poller = Poller()
         self._peers: dict[Any, Peer] = {}
         self._most = max_connections

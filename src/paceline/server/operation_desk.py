@@ -30,11 +30,7 @@ SHARED = ""
 
 
 class OperationDesk(NamedDesk[OperationState]):
-    """The operations of a server.
-
-    `start(lane, threads, work, finish)` does work on one of so many threads of a lane, never within
-    this call, and then calls `finish` as the service is called.
-    """
+    """The operations of a server."""
 
     in_containers = False
     kind = "operation"
@@ -42,7 +38,6 @@ class OperationDesk(NamedDesk[OperationState]):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.start: Callable[[str, int, Callable[[], None], Callable[[], None]], None] = _at_once
         self._token = secrets.token_hex(8)
         self._runs: dict[str, Run] = {}
         self._lanes: dict[str, LaneState] = {SHARED: LaneState(SHARED, 1)}
@@ -177,11 +172,4 @@ class OperationDesk(NamedDesk[OperationState]):
                 self._service.parking.changed(("operation", state.name, call.number))
             self._dispatch(lane)
 
-        self.start(lane.name, lane.threads, work, finish)
-
-
-def _at_once(lane: str, threads: int, work: Callable[[], None], finish: Callable[[], None]) -> None:
-    try:
-        work()
-    finally:
-        finish()
+        self._service.beside(lane.name, lane.threads, work, finish)

@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from paceline.core import messages as m
 from paceline.core.account import Account, Times
 from paceline.core.clock import Clock, SystemClock
 from paceline.core.cluster_state import ClusterState
 from paceline.core.codec import ERROR, ONE_WAY, REPLY, REQUEST
-from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
+from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused, Unsupported
 from paceline.core.facts import Noted
 from paceline.core.member_state import Member, MemberState
 from paceline.core.names import checked, label
@@ -27,15 +27,15 @@ from paceline.server.brought import Maker
 from paceline.server.containers import Containers
 from paceline.server.containers import Handler as Handler
 from paceline.server.freezing import Freezing
+from paceline.server.lanes import Finish as Finish
+from paceline.server.lanes import Work as Work
+from paceline.server.lanes import at_once as at_once
+from paceline.server.lanes import here
 from paceline.server.lines import Lines, Peer
 from paceline.server.parking import Parked, Parking
 from paceline.transports.base import Arena, Buffers, Frame
 
 FIRST = (m.Join, m.Rejoin)
-
-
-Work: TypeAlias = Callable[[], None]
-Finish: TypeAlias = Callable[[Exception | None], None]
 
 
 class Desk(ABC):
@@ -75,7 +75,8 @@ class Service:
     """Members, the desks, and the requests that wait.
 
     `run_long` runs work beside the loop, one after the other as given, and reports back on each in
-    that order; by default work is done at once.
+    that order; by default work is done at once. So is what goes `beside` it, on one of so many
+    threads of a lane, unless that is set.
     `linger` is for how long a session is kept whose connection broke, where it can make another;
     `moved(new, known)` hears of a session that did: `known` goes on over the channel of `new`.
     """
@@ -105,6 +106,7 @@ class Service:
         self.parking = Parking(self.clock)
         self.containers = Containers(self.parking, self.clock, epoch)
         self.run_long = run_long or at_once
+        self.beside = here
         self.lines = Lines(epoch, linger)
         self.freezing = Freezing()
         self._moved = moved
@@ -163,7 +165,8 @@ class Service:
                 raise frame.error
             if self.freezing.active and not kept and self.freezing.keeps(peer, request, frame):
                 return
-            self._handlers[type(request)](peer, request, frame)
+            handler: Handler = self._handlers.get(type(request), _not_here)
+            handler(peer, request, frame)
         except ProtocolError as e:
             self.answer(peer, frame.request, e)
             raise
@@ -303,7 +306,8 @@ class Service:
 
     def _joined(self, member: Member, linger: float, new_here: bool = False) -> m.Joined:
         servers = self.cluster.targets() if new_here else []
-        return m.Joined(member.session, member.index, self.epoch, linger, servers)
+        run = self.lines.incarnation
+        return m.Joined(member.session, member.index, self.epoch, linger, servers, run)
 
     def _rejoin(self, peer: Peer, request: m.Rejoin, frame: Frame) -> None:
         if peer.member is not None:
@@ -385,11 +389,8 @@ class Service:
         self.answer(peer, frame.request, m.Done())
 
 
-def at_once(work: Work, finish: Finish) -> None:
-    """Do work here and now."""
-    error: Exception | None = None
-    try:
-        work()
-    except Exception as e:
-        error = e
-    finish(error)
+def _not_here(peer: Peer, request: m.Request[Any], frame: Frame) -> None:
+    raise Unsupported(
+        f"{type(request).__name__}: asked of a server that does not do that; mirrors lend copies,"
+        " and the servers of a cluster do all else"
+    )

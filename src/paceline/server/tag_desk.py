@@ -16,9 +16,9 @@ from paceline.core.variable_state import VariableState
 from paceline.core.versions import epoch_of
 from paceline.core.waiting import Stored
 from paceline.server.brought import Brought, Maker
-from paceline.server.lines import Peer
+from paceline.server.lines import Peer, holder_name
 from paceline.server.service import Desk, Handler, Service
-from paceline.server.variable_desk import VariableDesk, holder_name
+from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Frame
 
 
@@ -32,6 +32,7 @@ class TagDesk(Desk):
     def handlers(self) -> dict[type, Handler]:
         return {
             m.ReadTag: self._read,
+            m.ReadAt: self._read_at,
             m.Tag: self._tag,
             m.Untag: self._untag,
             m.Tags: self._tags,
@@ -79,7 +80,17 @@ class TagDesk(Desk):
         if version != request.have:
             tree = state.at(version)
             assert tree is not None
-            reply = self._variables.lend(peer, state, version, tree, hold=request.hold)
+            reply = self._variables.lend(
+                peer, state, version, tree, hold=request.hold, lean=request.lean
+            )
+        self._variables.tell(peer, frame.request, state, reply)
+
+    def _read_at(self, peer: Peer, request: m.ReadAt, frame: Frame) -> None:
+        state = self._variables.variable(request.name)
+        tree = state.at(request.version)
+        reply: Any = m.Value(m.NO_VERSION, b"", [])
+        if tree is not None:
+            reply = self._variables.lease(peer, state, request.version, tree)
         self._variables.tell(peer, frame.request, state, reply)
 
     def _tag(self, peer: Peer, request: m.Tag, frame: Frame) -> None:

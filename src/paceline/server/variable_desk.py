@@ -13,12 +13,12 @@ from paceline.core import messages as m
 from paceline.core.errors import SchemaError, UnknownName, WouldBlock
 from paceline.core.names import beside, checked, parts
 from paceline.core.tree import Array, check
-from paceline.core.variable_state import VariableState
+from paceline.core.variable_state import LEAN, VariableState
 from paceline.core.versions import count_of
 from paceline.core.waiting import NOT_YET, NotYet, Stored
 from paceline.server.adding import add_beside
 from paceline.server.frames import buffer, stored
-from paceline.server.lines import Peer
+from paceline.server.lines import Peer, holder_name
 from paceline.server.parking import TOGETHER
 from paceline.server.rounds import Rounds
 from paceline.server.service import Desk, Handler, Service
@@ -104,20 +104,34 @@ class VariableDesk(Desk):
         return any(waiting(("write", name)) or waiting(TOGETHER) for name in self._bounded)
 
     def lend(
-        self, peer: Peer, state: VariableState, version: int, tree: Stored, *, hold: bool
+        self,
+        peer: Peer,
+        state: VariableState,
+        version: int,
+        tree: Stored,
+        *,
+        hold: bool,
+        lean: bool = False,
     ) -> Any:
         """The reply with a kept version, which stays kept for as long as the peer looks at it.
 
-        Where it is spread, and the peer can `hold` it, also until the peer has read it all.
+        If it is spread, which needs `hold`, or a reply is `lean`, also until the peer lets go.
 
         Raises:
             SchemaError: it is spread, and the peer asked for a whole tree.
         """
-        reply = m.Value(version, tree.layout, tree.values, tree.stage)
-        if state.spread is not None:
-            if not hold:
-                state.in_one_place()
+        lean = lean and tree.nbytes > LEAN
+        if not hold:
+            state.in_one_place()
+        if state.spread is not None or lean:
             self.hold(peer, state, version)
+        if lean:
+            return m.Value(version, b"", [], tree.stage)
+        return self.lease(peer, state, version, tree)
+
+    def lease(self, peer: Peer, state: VariableState, version: int, tree: Stored) -> Any:
+        """The reply with what is here of a kept version."""
+        reply = m.Value(version, tree.layout, tree.values, tree.stage)
         if tree.memory is None:
             return reply
         state.kept.hold(version, peer)
@@ -125,7 +139,7 @@ class VariableDesk(Desk):
         return reply, (Lease(tree.memory, partial(self._service.ended.append, back)),)
 
     def hold(self, peer: Peer, state: VariableState, version: int) -> None:
-        """Keep a version of a spread variable until the peer says that it has read it all."""
+        """Keep a version until the peer says that it has read it all."""
         state.kept.hold(version, peer)
         self.reading[peer, state.name, version] += 1
 
@@ -174,8 +188,7 @@ class VariableDesk(Desk):
         state.kept.check_bound(first.nbytes)
         if bound is not None:
             self._bounded.append(name)
-        self._words[name] = self._free_words.pop()
-        self.states[name] = state
+        self._words[name], self.states[name] = self._free_words.pop(), state
         self._service.containers.made("variable", name, peer)
         return state
 
@@ -330,7 +343,7 @@ class VariableDesk(Desk):
             version, tree = found
             if version == request.have:
                 return m.Value(version, b"", [])
-            return self.lend(peer, state, version, tree, hold=request.hold)
+            return self.lend(peer, state, version, tree, hold=request.hold, lean=request.lean)
 
         def what() -> str:
             return (
@@ -385,8 +398,3 @@ class VariableDesk(Desk):
 
 def _nothing() -> None:
     pass
-
-
-def holder_name(holder: object) -> str:
-    """Who holds a version, as messages say it."""
-    return holder.name if isinstance(holder, Peer) else str(holder)

@@ -321,7 +321,8 @@ class Address:
 class Transport:
     """One way to move frames: how to reach a server.
 
-    `encrypts`: whether what goes over it can leave the host, so that it takes `tls=`.
+    `encrypts`: whether what goes over it can leave the host, so that it takes `tls=`, and arrives
+    in an `arena`.
     """
 
     connect: Callable[..., Channel]
@@ -329,9 +330,14 @@ class Transport:
     listen: Callable[..., Any] = field(repr=False)
     encrypts: bool = False
 
-    def options(self, tls: object) -> dict[str, Any]:
-        """What to connect and listen with, where a cluster is encrypted with that."""
-        return {"tls": tls} if self.encrypts else {}
+    def options(self, tls: object, arena: Arena | None = None) -> dict[str, Any]:
+        """What to connect and listen with, where a cluster is encrypted with that.
+
+        With an `arena`, to connect: what arrives lies there.
+        """
+        if not self.encrypts:
+            return {}
+        return {"tls": tls} if arena is None else {"tls": tls, "arena": arena}
 
 
 def transport(name: str) -> Transport:

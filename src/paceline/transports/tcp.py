@@ -16,10 +16,17 @@ from paceline.transports.tls import Tls, encrypted
 from paceline.transports.tls_channel import TlsChannel
 
 
-def connect(place: str, secret: bytes, timeout: float | None, tls: Tls | None = None) -> TcpChannel:
+def connect(
+    place: str,
+    secret: bytes,
+    timeout: float | None,
+    tls: Tls | None = None,
+    arena: Arena | None = None,
+) -> TcpChannel:
     """Connect to the server at `host:port`, encrypted with `tls`, and prove the secret.
 
-    Proxy settings of the environment are ignored.
+    Proxy settings of the environment are ignored. What arrives over it lies in `arena`, by default
+    in this process's own memory.
 
     Raises:
         UnknownName: that is no place.
@@ -36,16 +43,20 @@ def connect(place: str, secret: bytes, timeout: float | None, tls: Tls | None = 
 
     sock = authenticated(f"tcp:{place}", reached, secret)
     if isinstance(sock, ssl.SSLSocket):
-        return TlsChannel(sock, HeapArena(), waits=True)
-    return TcpChannel(sock, HeapArena(), waits=True)
+        return TlsChannel(sock, arena or HeapArena(), waits=True)
+    return TcpChannel(sock, arena or HeapArena(), waits=True)
 
 
 def lasting(
-    place: str, secret: bytes, timeout: float | None, tls: Tls | None = None
+    place: str,
+    secret: bytes,
+    timeout: float | None,
+    tls: Tls | None = None,
+    arena: Arena | None = None,
 ) -> LastingChannel:
     """A channel to that server that can make more connections to it; raises as `connect`."""
-    again = partial(connect, place, secret, tls=tls)
-    return LastingChannel(connect(place, secret, timeout, tls), again)
+    again = partial(connect, place, secret, tls=tls, arena=arena)
+    return LastingChannel(connect(place, secret, timeout, tls, arena), again)
 
 
 class TcpListener:

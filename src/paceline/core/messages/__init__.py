@@ -41,6 +41,7 @@ from paceline.core.messages.members import (
     Stats,
     Stop,
 )
+from paceline.core.messages.mirrors import Mirrored, ReadAt
 from paceline.core.messages.operations import FindOperation, RunOperation
 from paceline.core.messages.parts import (
     Abandon,
@@ -182,6 +183,7 @@ __all__ = [
     "Make",
     "Mean",
     "Message",
+    "Mirrored",
     "Next",
     "NextPiece",
     "Note",
@@ -195,6 +197,7 @@ __all__ = [
     "QueueStats",
     "R",
     "Read",
+    "ReadAt",
     "ReadPart",
     "ReadTag",
     "Receipt",
@@ -255,6 +258,8 @@ Requests: TypeAlias = (
     | Add
     | Read
     | ReadTag
+    | ReadAt
+    | Mirrored
     | Tag
     | Untag
     | Tags

@@ -132,7 +132,8 @@ class Joined(Message, tag=108, frozen=True, gc=False):
     """The session is a member; the number is its own.
 
     `linger` is for how many seconds it stays one when its connection has broken. Of several servers
-    `servers` has all tasks and targets, to a session that was not given them.
+    `servers` has all tasks and targets, to a session that was not given them. `incarnation` is
+    another one each time that a server is started.
     """
 
     session: int
@@ -140,6 +141,7 @@ class Joined(Message, tag=108, frozen=True, gc=False):
     epoch: int
     linger: float = 0.0
     servers: list[tuple[str, str]] = []
+    incarnation: int = 0
 
 
 class Rejoined(Message, tag=109, frozen=True, gc=False):

@@ -56,7 +56,8 @@ class Read(Request[Value], tag=14, frozen=True, gc=False):
     """The current tree, once its version is above `newer_than`.
 
     Without its layout if it is the version that the reader has. With `hold` the version is kept
-    until the reader lets go of it, while it reads the parts on other servers.
+    until the reader lets go of it, while it reads the parts on other servers. So it is with `lean`,
+    where a tree that is not small comes without its layout too: the reader has it from elsewhere.
     """
 
     cause: ClassVar[str] = VARIABLE
@@ -66,15 +67,17 @@ class Read(Request[Value], tag=14, frozen=True, gc=False):
     timeout: float | None
     have: int = NO_VERSION
     hold: bool = False
+    lean: bool = False
 
 
 class ReadTag(Request[Value], tag=15, frozen=True, gc=False):
-    """The tree that a tag names; `have` and `hold` as for `Read`."""
+    """The tree that a tag names; `have`, `hold` and `lean` as for `Read`."""
 
     name: str
     tag: str
     have: int = NO_VERSION
     hold: bool = False
+    lean: bool = False
 
 
 class Tag(Request[Version], tag=16, frozen=True, gc=False):
