@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,20 @@ import numpy as np
 import pytest
 from clusters import LIMIT, quiet, until
 
-from paceline import Refused, SchemaError, TimedOut, WorkerFailed
+from paceline import (
+    Cluster,
+    Refused,
+    SchemaError,
+    TaskFailed,
+    TimedOut,
+    Variable,
+    WorkerFailed,
+)  # fmt: skip
 from paceline.core.versions import count_of
 from paceline.post_mortems import AUTO, KEEP, Facts, Folder, PostMortem, read
 from paceline.replay import replay
 from paceline.testing import full_disk
+from paceline.worker.line import FILES
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -251,6 +262,69 @@ def test_an_input_that_kills_its_worker_can_be_run_again(tmp_path: Path) -> None
         assert replay(found).result == 7.5
     finally:
         del os.environ["MERCY"]
+
+
+def inverse(x: int, policy: Any) -> float:
+    snapshot = policy.read()
+    if x == 0:
+        policy.assign(np.full(1, 7.0))
+    return 1 / (x * float(snapshot.tree[0]))
+
+
+HOW: dict[str, Callable[[Cluster, Variable[Any]], Any]] = {
+    "map": lambda cluster, policy: cluster.map(inverse, [1, 0], policy),
+    "submit": lambda cluster, policy: cluster.submit(inverse, 0, policy).result(timeout=LIMIT),
+    "run": lambda cluster, policy: cluster.run(functools.partial(inverse, 0), policy),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "engine"),
+    [*product(HOW, ["processes"]), ("map", "threads"), ("map", "serial"), ("run", "serial")],
+)
+def test_what_a_called_function_raises_can_be_run_again(
+    tmp_path: Path, how: str, engine: str
+) -> None:
+    with quiet(1, engine, post_mortem=tmp_path) as cluster:
+        policy = cluster.variable("policy", np.full(1, 5.0))
+        with pytest.raises(TaskFailed, match=r"paceline replay ") as raised:
+            HOW[how](cluster, policy)
+    [path] = tmp_path.iterdir()
+    assert str(path) in str(raised.value)
+    found = read(path)
+    assert found.facts.item is None
+    assert found.facts.input == (None if how == "run" else "inverse(0)")
+    assert "ZeroDivisionError" in found.facts.how
+    # It had read that, and made another one before it failed.
+    assert found.variables["policy"] == [5.0]
+    again = replay(found)
+    assert isinstance(again.error, ZeroDivisionError)
+    if (how, engine) == ("map", "processes"):
+        assert "ZeroDivisionError" in command(path, "--no-debugger").stdout
+
+
+def test_of_many_calls_that_raise_a_few_leave_a_file(tmp_path: Path) -> None:
+    with quiet(2, post_mortem=tmp_path) as cluster:
+        policy = cluster.variable("policy", np.zeros(1))
+        found = cluster.map(inverse, range(1, 41), policy, return_exceptions=True)
+        assert all(isinstance(each, TaskFailed) for each in found)
+        assert sum("paceline replay" in str(each) for each in found) == FILES
+        # Another function is another one.
+        with pytest.raises(TaskFailed, match=r"paceline replay "):
+            cluster.map(lambda x: 1 / x, [0])
+    assert len([*tmp_path.iterdir()]) == FILES + 1
+
+
+def test_what_may_not_travel_or_has_no_folder_leaves_no_file(tmp_path: Path) -> None:
+    with (
+        quiet(1, "threads", post_mortem=tmp_path) as cluster,
+        pytest.raises(SchemaError, match=r"^the result of .*: "),
+    ):
+        cluster.map(lambda x: object(), [0])
+    assert not [*tmp_path.iterdir()]
+    with quiet(1, "threads") as cluster, pytest.raises(TaskFailed) as raised:
+        cluster.map(lambda x: 1 / x, [0])
+    assert "replay" not in str(raised.value)
 
 
 @pytest.mark.parametrize("engine", ["processes", "threads"])

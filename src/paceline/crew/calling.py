@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,12 +15,16 @@ from paceline.core.names import quoted
 from paceline.core.stats import CallStats
 from paceline.crew.calls import Asked, Calls, Function
 from paceline.crew.seat import Care, Seat
-from paceline.worker.line import Answer, Began, StopJob
+from paceline.worker.line import FILES, Answer, Began, StopJob
 
 _log = logging.getLogger("paceline")
 
 GRACE = 2.0
 """Seconds that a function has to end when nobody waits for what it returns."""
+
+
+FUNCTIONS = 256
+"""Of which it is known how many files there are about calls that raised."""
 
 
 class Calling:
@@ -28,6 +33,7 @@ class Calling:
     def __init__(self, care: Care, jobs: Sequence[str], *, kills: bool) -> None:
         self._care = care
         self._kills = kills
+        self._files: dict[bytes, int] = {}
         self._calls = {job: Calls(job) for job in jobs}
 
     def open(self, job: str) -> int:
@@ -132,9 +138,25 @@ class Calling:
         """Hear what a worker says of its call."""
         if isinstance(event, Answer):
             seat.kill_at = None
-            self._calls[seat.job].answered(seat.index, event, now)
+            self._calls[seat.job].answered(seat.index, self._reported(seat, event), now)
         elif isinstance(event, Began):
             self._calls[seat.job].began(seat.index, event.number, now)
+
+    def _reported(self, seat: Seat, answer: Answer) -> Answer:
+        """The same; where the function raised, it says which file is about that, if one is."""
+        asked = self.of(seat)
+        if asked is None or asked.call.number != answer.number or answer.error is None:
+            return answer
+        kind, text = answer.error
+        files = self._files.setdefault(asked.function.key, FILES)
+        if kind != "TaskFailed" or not files:
+            return answer
+        told = self._care.report(seat, f"{asked} raised in {seat.name}:\n{text}", answer.held)
+        if told:
+            self._files[asked.function.key] -= 1
+            while len(self._files) > FUNCTIONS:
+                del self._files[next(iter(self._files))]
+        return replace(answer, error=(kind, text.rstrip() + told))
 
     def died(self, seat: Seat, what: str, detail: str) -> bool:
         """A worker is dead; whether that was an input's doing, which has been seen to."""

@@ -188,7 +188,8 @@ class Crew(Listener, Care):
         found = record.seen()
         if asked is not None:
             name, variables = asked.function.name, asked.function.variables
-            function, given, shown = asked.function.payload, asked.input, str(asked)
+            function, given = asked.function.payload, asked.input
+            shown = None if given is None else str(asked)
         else:
             assert work is not None
             name, variables = work.name, work.variables

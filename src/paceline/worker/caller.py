@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,18 @@ from paceline.calling import keywords, told
 from paceline.core import tree as trees
 from paceline.core.errors import SchemaError, WouldBlock
 from paceline.core.tree import Array, Tree
+from paceline.variables import Variable
 from paceline.worker.handle import Worker
-from paceline.worker.line import KEPT, Answer, Ask, Began, Load
+from paceline.worker.line import FILES, KEPT, Answer, Ask, Began, Held, Load
 
 
 class Caller:
     """The functions that a worker was given, loaded when they are first called."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, keeps: int) -> None:
         self._worker = worker
+        self._keeps = keeps
+        self._failed: Counter[bytes] = Counter()
         self._payloads: dict[bytes, bytes] = {}
         self._loaded: dict[bytes, tuple[Any, tuple[Any, ...]]] = {}
 
@@ -32,6 +37,7 @@ class Caller:
             oldest = next(iter(self._payloads))
             del self._payloads[oldest]
             self._loaded.pop(oldest, None)
+            del self._failed[oldest]
 
     def answer(self, ask: Ask) -> Answer:
         """Call the function. What it raises is part of the answer.
@@ -54,7 +60,17 @@ class Caller:
             if not worker.session.lines.alive():
                 raise
             kind = "WouldBlock" if isinstance(e, WouldBlock) else "TaskFailed"
-            return Answer(ask.number, error=(kind, told(e)))
+            return Answer(ask.number, error=(kind, told(e)), held=self._held(ask.key))
+
+    def _held(self, key: bytes) -> tuple[Held, ...]:
+        """What a function that raised had read last, for those failures of which there is a file.
+
+        Nobody can tell here whether there is one of this; of what fails often there is none.
+        """
+        self._failed[key] += 1
+        if key not in self._loaded or self._failed[key] > FILES:
+            return ()
+        return last_read(self._loaded[key][1], self._keeps)
 
     def _function(self, key: bytes) -> tuple[Any, tuple[Any, ...]]:
         if key not in self._loaded:
@@ -74,3 +90,20 @@ def _packed(number: int, result: Tree) -> Answer:
     content: Array = np.empty(flat.nbytes, np.uint8)
     flat.write(memoryview(content.data))
     return Answer(number, flat.layout, flat.values, content if flat.nbytes else None)
+
+
+def last_read(resources: tuple[Any, ...], most: int) -> tuple[Held, ...]:
+    """What a function that failed had read last, as far as it is still there."""
+    found: list[Held] = []
+    for each in resources:
+        snapshot = each.last_read() if isinstance(each, Variable) else None
+        if snapshot is None:
+            continue
+        with suppress(SchemaError):  # a model that the function has made into something else
+            flat = trees.flatten(snapshot.tree, convert)
+            most -= flat.nbytes
+            if most >= 0:
+                content: Array = np.empty(flat.nbytes, np.uint8)
+                flat.write(memoryview(content.data))
+                found.append(Held(each.key, snapshot.version, flat.layout, flat.values, content))
+    return tuple(found)

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from paceline import blas, functions
-from paceline.adapters.base import convert
 from paceline.calling import told
 from paceline.core import messages as m
-from paceline.core import tree as trees
 from paceline.core.account import BUSY, IDLE, STARTING
 from paceline.core.errors import (
     Closed,
@@ -25,13 +23,11 @@ from paceline.core.errors import (
     WasReset,
     WouldBlock,
 )
-from paceline.core.tree import Array
 from paceline.engines.base import Link, received
 from paceline.handles import PATIENCE
 from paceline.lines import account
 from paceline.session import Session
-from paceline.variables import Variable
-from paceline.worker.caller import Caller
+from paceline.worker.caller import Caller, last_read
 from paceline.worker.collector import Collector, entered, goes_on, let_go
 from paceline.worker.handle import Worker
 from paceline.worker.line import Ask, Collect, Ended, Held, Load, Setup, Started, Warned
@@ -57,7 +53,7 @@ def run(link: Link) -> Generator[bool, None, None]:
             # Its launcher starts no server again.
             session.lines.end()
         worker = Worker(setup, session, link)
-        caller = Caller(worker)
+        caller = Caller(worker, setup.keeps)
         link.send(Started())
         while True:
             worker.turn_to(IDLE)
@@ -113,7 +109,7 @@ def _collect(
         where = f"\n({collector.where()})" if collector else ""
         error, hopeless = told(e) + where, collector is None
         if collector is not None:
-            held = _held(resources, setup.keeps)
+            held = last_read(resources, setup.keeps)
     if error is None and job.schedule == "lockstep":
         with suppress(PacelineError):
             # Nobody else can take its turns.
@@ -121,23 +117,6 @@ def _collect(
     let_go(worker.session)
     worker.tell(Ended(job.collection, collector.items if collector else 0, error, hopeless, held))
     yield True
-
-
-def _held(resources: tuple[Any, ...], most: int) -> tuple[Held, ...]:
-    """What a function that failed had read last, as far as it is still there."""
-    found: list[Held] = []
-    for each in resources:
-        snapshot = each.last_read() if isinstance(each, Variable) else None
-        if snapshot is None:
-            continue
-        with suppress(SchemaError):  # a model that the function has made into something else
-            flat = trees.flatten(snapshot.tree, convert)
-            most -= flat.nbytes
-            if most >= 0:
-                content: Array = np.empty(flat.nbytes, np.uint8)
-                flat.write(memoryview(content.data))
-                found.append(Held(each.key, snapshot.version, flat.layout, flat.values, content))
-    return tuple(found)
 
 
 def _warn(worker: Worker, job: Collect) -> None:

@@ -111,6 +111,9 @@ class Load:
 
 KEPT = 32
 
+FILES = 3
+"""Post-mortems that there are at most of calls of one function that raised."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -138,6 +141,7 @@ class Answer:
     values: tuple[Any, ...] = ()
     content: Array | None = None
     error: tuple[str, str] | None = None
+    held: tuple[Held, ...] = ()
 
 
 def black_box(place: int | bytearray | None) -> BlackBox:
