@@ -34,6 +34,11 @@ def tree(number: float) -> dict[str, Any]:
     return {**arrays, "count": int(number), "name": "same"}
 
 
+def more(number: float) -> dict[str, Any]:
+    """What adds a number to all that can be added to."""
+    return {**tree(number), "name": ""}
+
+
 def whole(found: Any) -> float:
     """The number that all of a tree has."""
     numbers = {
@@ -58,7 +63,7 @@ def test_it_is_a_variable_that_all_sessions_find_with_one_version(servers: Serve
     version = found.assign(tree(2))
     assert made.version == found.version == version
     assert whole(made.read().tree) == 2
-    added = made.assign_add(tree(3))
+    added = made.assign_add(more(3))
     assert added == version + 1
     snapshot = found.read(newer_than=version)
     assert (snapshot.version, whole(snapshot.tree)) == (added, 5)
@@ -187,6 +192,12 @@ def test_what_cannot_be_added_is_named_and_nothing_is(servers: Servers) -> None:
         SchemaError, match=r"^assign_add 'v': leaf \$\.b is bool\[1\], which cannot be added"
     ):
         made.assign_add(made.read().tree)
+    named = session.spread("named", {"a": np.zeros(2), "s": "text"})
+    with pytest.raises(SchemaError, match=r"^assign_add: leaf .*\$\.s.* is str, which cannot be"):
+        named.assign_add({"a": np.ones(2), "s": "text"})
+    assert named.read().tree["a"].tolist() == [0, 0]
+    named.assign_add({"a": np.ones(2), "s": ""})
+    assert named.read().tree["a"].tolist() == [1, 1]
     other = session.spread("w", {"a": np.zeros(2), "c": np.zeros(2), "n": 1 << 62})
     with pytest.raises(
         SchemaError, match=r"^assign_add: leaf .*\$\.n.* would be an int of more than 64 bits"
@@ -244,7 +255,7 @@ def test_additions_of_several_all_count(servers: Servers) -> None:
     def add(session: Session) -> None:
         variable: Variable[Any] = session.variable("v")
         for _ in range(20):
-            variable.assign_add(tree(1))
+            variable.assign_add(more(1))
             whole(variable.read().tree)
 
     for call in [Call(add, session) for session in adders]:
@@ -260,9 +271,9 @@ def test_an_addition_has_its_turn_to_itself_and_a_dead_one_gives_it_back(servers
     with pytest.raises(
         TimedOut, match=r"^assign_add 'v': an addition to 'v' is being computed; members: "
     ):
-        made.assign_add(tree(1), timeout=0)
+        made.assign_add(more(1), timeout=0)
     assert count_of(made.version) == 1
-    adding = Call(made.assign_add, tree(1))
+    adding = Call(made.assign_add, more(1))
     until(lambda: waits(one, "write") == 1)
     assigning = Call(two.variable("v").assign, tree(5))
     until(lambda: waits(one, "write") == 2)
@@ -349,8 +360,8 @@ def test_a_lost_part_makes_reads_and_additions_wait_for_the_next_assign(servers:
     with pytest.raises(
         TimedOut, match=r"^assign_add 'v', after .*: ps:1 lost what it had of version 1"
     ):
-        found.assign_add(tree(1), timeout=0.2)
-    reading, adding = Call(found.read), Call(made.assign_add, tree(1))
+        found.assign_add(more(1), timeout=0.2)
+    reading, adding = Call(found.read), Call(made.assign_add, more(1))
     until(lambda: waits(one, "variable") == 2)
     made.assign(tree(5))
     assert whole(reading.outcome().tree) in (5, 6)
@@ -453,7 +464,7 @@ with paceline.Session(spec, job="worker", index=int(sys.argv[1]), secret=b"sprea
     shared = session.variable("v")
     one = {key: np.ones_like(leaf) if isinstance(leaf, np.ndarray) else leaf
            for key, leaf in shared.read().tree.items()}
-    one["count"] = 1
+    one["count"], one["name"] = 1, ""
     for _ in range(25):
         shared.assign_add(one)
 """
@@ -482,7 +493,7 @@ def test_a_writer_that_is_killed_between_staging_and_commit_changes_nothing(
     one = servers.session()
     made = one.spread("v", tree(1))
     with servers.stager(STAGER, tmp_path) as killed:
-        adding = Call(made.assign_add, tree(1))
+        adding = Call(made.assign_add, more(1))
         until(lambda: waits(one, "write") == 1)
         assert whole(made.read().tree) == 1
         killed.kill()

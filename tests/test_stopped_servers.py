@@ -49,11 +49,15 @@ class Away:
         self.spec = cluster(folder, carrier, ps=2, worker=4)
         toml(self.spec, folder / "cluster.toml")
         (folder / "serve.py").write_text(SERVE)
-        self.programs = [start("serve.py", str(n), folder=folder) for n in (0, 1)]
+        self.folder = folder
+        self.programs = [self.started(n) for n in (0, 1)]
         self.sessions: list[Session] = []
-        for program in self.programs:
-            assert program.stdout is not None
-            assert program.stdout.readline() == "serves\n"
+
+    def started(self, index: int) -> subprocess.Popen[str]:
+        program = start("serve.py", str(index), folder=self.folder)
+        assert program.stdout is not None
+        assert program.stdout.readline() == "serves\n"
+        return program
 
     def session(self) -> Session:
         index = len(self.sessions)
@@ -64,10 +68,18 @@ class Away:
     def second(self) -> subprocess.Popen[str]:
         return self.programs[1]
 
-    def stop(self) -> None:
-        self.second.send_signal(signal.SIGSTOP)
-        tasks = Path(f"/proc/{self.second.pid}/task")
+    def stop(self, index: int = 1) -> None:
+        self.programs[index].send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.programs[index].pid}/task")
         until(lambda: all(_state(task) == "T" for task in tasks.iterdir()))
+
+    def asked(self, session: Session) -> bool:
+        """Whether a call of that session waits for the first server."""
+        return bool(session.connection._waiters)
+
+    def kill(self, index: int) -> None:
+        self.programs[index].kill()
+        self.programs[index].communicate()
 
     def go_on(self) -> None:
         self.second.send_signal(signal.SIGCONT)
@@ -135,6 +147,22 @@ def test_a_stopped_server_holds_nobody_who_wants_rows_for_ever(
     version = found.version
     assert found.scatter_add([0, N - 1], np.ones((2, WIDTH)), timeout=30) == version + 1
     assert (found.gather([0, N - 1]).tree == before[1] + 1).all()
+
+
+@pytest.mark.timeout(120)
+def test_who_asks_where_a_name_is_goes_on_with_a_first_server_started_again(away: Away) -> None:
+    one = away.session()
+    with one.device("ps:1"):
+        one.variable("v", 7)
+    two = away.session()
+    away.stop(0)
+    asking = Call(lambda: two.variable("v", timeout=30).read().tree)
+    until(lambda: away.asked(two))
+    away.kill(0)
+    away.programs[0] = away.started(0)
+    # It hears where the name is from whoever knows.
+    assert one.variable("v").read().tree == 7
+    assert asking.outcome() == 7
 
 
 Asking: TypeAlias = tuple[Callable[[], object], Callable[[], object]]

@@ -453,10 +453,28 @@ def test_an_array_that_cannot_be_added_is_refused(server: Serving) -> None:
     assert variable.read().tree["s"] == "next"
 
 
-def test_plain_values_that_are_no_numbers_stay_in_an_addition(server: Serving) -> None:
-    variable = server.session().variable("v", {"n": 1, "x": 0.5, "s": "text", "done": True})
-    variable.assign_add({"n": 2, "x": 1.0, "s": "more", "done": True})
-    assert variable.read().tree == {"n": 3, "x": 1.5, "s": "text", "done": True}
+@pytest.mark.parametrize(
+    ("leaf", "kind", "empty"),
+    [("text", "str", "''"), (True, "bool", "False"), (b"bytes", "bytes", "b''")],
+)
+def test_a_plain_value_that_is_no_number_cannot_be_added(
+    server: Serving, leaf: Any, kind: str, empty: str
+) -> None:
+    variable = server.session().variable("v", {"n": 1, "x": 0.5, "a": np.ones(2), "s": leaf})
+    before = variable.version
+    said = rf"^assign_add: leaf \$\.s is {kind}, which cannot be added: {empty} leaves it as it is$"
+    with pytest.raises(SchemaError, match=said):
+        variable.assign_add({"n": 2, "x": 1.0, "a": np.ones(2), "s": leaf})
+    assert variable.version == before
+    assert variable.read().tree["a"].tolist() == [1, 1]
+    variable.assign_add({"n": 2, "x": 1.0, "a": np.ones(2), "s": type(leaf)()})
+    assert variable.read().tree["s"] == leaf
+
+
+def test_plain_numbers_are_added(server: Serving) -> None:
+    variable = server.session().variable("v", {"n": 1, "x": 0.5, "none": None})
+    variable.assign_add({"n": 2, "x": 1.0, "none": None})
+    assert variable.read().tree == {"n": 3, "x": 1.5, "none": None}
 
 
 # Into models

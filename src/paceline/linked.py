@@ -195,4 +195,4 @@ def _zero(leaf: Any) -> Any:
     """What an addition leaves as it is."""
     if isinstance(leaf, np.ndarray):
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-    return type(leaf)() if isinstance(leaf, (int, float)) else leaf
+    return type(leaf)()

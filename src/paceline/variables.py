@@ -103,7 +103,9 @@ class Variable(Handle, Generic[T]):
         Atomic, and no addition is lost, whoever adds at the same time.
 
         Raises:
-            SchemaError: the structure, a dtype or a shape differs, or a leaf cannot be added.
+            SchemaError: the structure, a dtype or a shape differs, or a leaf cannot be added:
+                arrays of numbers, ints and floats can. Text, bytes and bools can not: an empty one,
+                or False, leaves what is there as it is.
             OutOfMemory, TimedOut: as `assign`.
         """
         return self._write(tree, f"assign_add {self.called}", timeout, adding=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import SchemaError
-from paceline.core.tree import Array, decoded, paths, views
+from paceline.core.tree import PLAIN, Array, decoded, paths, views
 
 
 def add(
@@ -31,15 +31,23 @@ def add(
 def add_values(
     layout: bytes, values: Sequence[Any], delta_layout: bytes, delta: Sequence[Any]
 ) -> list[Any]:
-    """The plain values after an addition: numbers are added, everything else stays.
+    """The plain values after an addition: to what is no number nothing is added but what is empty.
 
     Raises:
-        SchemaError: a sum of ints does not fit into 64 bits.
+        SchemaError: something is to be added to text, bytes or a bool, or a sum of ints does not
+            fit into 64 bits.
     """
     others = dict(zip(_plain(delta_layout), delta, strict=True))
     sums = []
     for path, value in zip(_plain(layout), values, strict=True):
-        total = value + others[path] if type(value) in (int, float) else value
+        total, more = value, others[path]
+        if type(value) in (int, float):
+            total = value + more
+        elif more:
+            raise SchemaError(
+                f"assign_add: leaf {path} is {PLAIN[type(value)]}, which cannot be added:"
+                f" {type(value)()!r} leaves it as it is"
+            )
         if type(total) is int and not -(1 << 63) <= total < 1 << 63:
             raise SchemaError(f"assign_add: leaf {path} would be an int of more than 64 bits")
         sums.append(total)
