@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import ClusterSpec, SchemaError, Server, Session, UnknownName
+from paceline import ClusterSpec, Refused, SchemaError, Server, Session, UnknownName
+from paceline.core.cluster_state import ClusterState
 from paceline.core.environment import expanded
 from paceline.core.spec import Task
 
@@ -17,6 +18,29 @@ CLUSTER: dict[str, Any] = {
     "ps": ["127.0.0.1:4032", "unix:/run/ps1"],
     "worker": {1: "host-a:1", 7: "[::1]:2"},
 }
+
+
+@pytest.mark.parametrize(
+    ("job", "near"),
+    [("wroker", "worker"), ("Worker", "worker"), ("workers", "worker"), ("cheif", "chief")],
+)
+def test_a_job_that_reads_like_one_of_the_cluster_is_no_guest(job: str, near: str) -> None:
+    spec = ClusterSpec({"ps": ["a:1"], "chief": ["a:2"], "worker": ["a:3"]})
+    others = [each for each in spec.jobs if each != near]
+    listed = re.escape(f"no job {job!r} in the cluster; there are {[near, *others]}")
+    with pytest.raises(UnknownName, match=f"^{listed}; a session that is none of them has no job,"):
+        Session(spec, job=job, secret=b"s", timeout=0)
+    with pytest.raises(UnknownName, match=f"^{listed}$"):
+        spec.num_tasks(job)
+    with pytest.raises(Refused, match=f"^{listed}; a session that is none of them has no job,"):
+        ClusterState(spec).admit(Task(job, 0), None, [])
+
+
+@pytest.mark.parametrize("job", ["session", "eval", "trainer", "worker.operations", "look"])
+def test_a_job_of_another_name_is_a_guest(job: str) -> None:
+    spec = ClusterSpec({"ps": ["a:1"], "evaluator": ["a:2"], "worker": ["a:3"], "lock": ["a:4"]})
+    spec.check_guest(job)
+    ClusterState(spec).admit(Task(job, -1), None, [])
 
 
 def test_a_spec_knows_its_tasks_and_where_they_are() -> None:

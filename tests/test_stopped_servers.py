@@ -323,7 +323,7 @@ def test_calls_end_in_their_time_and_the_session_goes_on_with_the_server(
     for name, call in calls.items():
         took, error = call.outcome()
         assert isinstance(error, Disconnected), (name, error)
-        assert re.search(r"^(unix|tcp):.*: no verdict", str(error)), (name, error)
+        assert re.search(r"^ps:[01] at (unix|tcp):.*: no verdict", str(error)), (name, error)
         assert LIMIT <= took < LIMIT + SLACK + 1, (name, took)
     away.go_on()
     for name, (_, right) in asking.items():
@@ -338,7 +338,7 @@ def test_what_is_sent_without_a_limit_holds_up_no_call_that_has_one(away: Away) 
     away.stop()
     large = Call(lambda: made.scatter_add(np.arange(N).repeat(3), rows, timeout=None))
     began = time.monotonic()
-    with pytest.raises(Disconnected, match=r"^(unix|tcp):.*: no verdict"):
+    with pytest.raises(Disconnected, match=r"^ps:1 at (unix|tcp):.*: no verdict"):
         made.gather([0], timeout=0.5)
     assert time.monotonic() - began < 0.5 + SLACK + 1
     away.go_on()
@@ -373,7 +373,7 @@ def test_a_call_without_a_timeout_ends_alone_and_the_session_goes_on(
     for _ in range(2):
         with pytest.raises(
             Disconnected,
-            match=r"^(unix|tcp):\S+: no verdict 1\.\d s after the request: the server has said not",
+            match=r"^ps:1 at (unix|tcp):\S+: no verdict 1\.\d s after the request: the server has ",
         ):
             counter.add(timeout=None)
     away.go_on()

@@ -41,6 +41,8 @@ class Connection(Replies):
 
     def __init__(self, channel: Channel, arena: Arena, address: str) -> None:
         self.address = address
+        self.task = ""
+        """The server's, where it has one."""
         self.arena = arena
         self.session = self.incarnation = 0
         self.conduct = Conduct()
@@ -187,6 +189,11 @@ class Connection(Replies):
         """Whether this is a copy in a forked process, where the connection is not ours."""
         return os.getpid() != self._process
 
+    @property
+    def where(self) -> str:
+        """Which server is at its other end, as messages say it."""
+        return f"{self.task} at {self.address}" if self.task else self.address
+
     def alive(self) -> bool:
         """Whether the server is still there, without asking it.
 
@@ -272,7 +279,7 @@ class Connection(Replies):
         check_elements(frame.header)
         if self.forked:
             raise Disconnected(
-                f"{self.address}: this session belongs to process {self._process}; a forked process"
+                f"{self.where}: this session belongs to process {self._process}; a forked process"
                 " opens one of its own"
             )
         try:
@@ -305,7 +312,7 @@ class Connection(Replies):
         return self._broken
 
     def _ended(self, error: PacelineError) -> PacelineError:
-        return type(error)(f"{self.address}: {error}")
+        return type(error)(f"{self.where}: {error}")
 
     def _cancelled(self, pending: Pending) -> str:
         """Take a request back; what it waited for, as the server says it."""
@@ -348,5 +355,5 @@ class Connection(Replies):
 
     def _told(self, error: PacelineError) -> PacelineError:
         if isinstance(error, TimedOut):
-            return TimedOut(f"{error} (server {self.address})")
+            return TimedOut(f"{error} (server {self.where})")
         return error

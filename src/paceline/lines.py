@@ -50,6 +50,8 @@ class Lines:
         self.conduct = first.conduct
         for each in self.all:
             each.conduct = self.conduct
+        for task, each in self._by_task.items():
+            each.task = task
         self._anew = anew
         self.mended = False
         """Whether a server has ended and was joined again."""
@@ -212,14 +214,12 @@ class Lines:
         assert self._anew is not None
         lock = self._joining[task]
         if not lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimedOut(
-                f"{task} at {found.address} cannot be reached; starting it ends the wait"
-            )
+            raise TimedOut(f"{found.where} cannot be reached; starting it ends the wait")
         try:
             if self._at(task) is not found:
                 return self._at(task)
             made = self._anew(task, left(timeout, began), self._ending)
-            made.conduct, made.explain = self.conduct, found.explain
+            made.conduct, made.explain, made.task = self.conduct, found.explain, task
             if self._by_task:
                 self._by_task[task] = made
             else:

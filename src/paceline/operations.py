@@ -354,7 +354,7 @@ class Operations:
         """What operations servers have, and which servers were not there to be asked."""
         found = [_had(line) for line in asked]
         gone = [line for line in self._lines.all if line not in asked and not line.alive()]
-        told = (f"{self._lines.task(line)} at {line.address} cannot be reached" for line in gone)
+        told = (f"{line.where} cannot be reached" for line in gone)
         return [*found, *told]
 
 
@@ -369,7 +369,7 @@ def _told_by(reply: Pending) -> str | None:
 
 def _had(line: Connection) -> str:
     there = sorted(line.call(m.Resources()).content["operations"])
-    return f"{line.address} has {there or 'none'}"
+    return f"{line.where} has {there or 'none'}"
 
 
 def _checked(name: str, threads: Any, batch: Any, wait: Any) -> How:

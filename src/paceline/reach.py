@@ -178,6 +178,8 @@ def member(
                 f"say which task of job '{job}' this is: index= one of {spec.task_indices(job)}"
             )
         spec.address(job, index)
+    else:
+        spec.check_guest(job)
     serving = spec.servers(servers)
     targets = [(str(task), spec.target(*task)) for task in serving]
     known = secret_files.found(

@@ -106,7 +106,7 @@ def _run_apart(
             done = [line for line, each in pending.items() if each.cancel()]
             if not done or not isinstance(e, PacelineError):
                 raise
-            told = f"what went to {', '.join(line.address for line in done)} was done"
+            told = f"what went to {', '.join(line.where for line in done)} was done"
             if any(each.settle for line in done for each in parts[line]):
                 told += ", but what it took went back"
             raise type(e)(f"{e}; {told}") from e

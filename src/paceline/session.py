@@ -62,7 +62,8 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         tls: the certificate files that what goes over TCP is encrypted with; by default those that
             the spec's file names, or the environment; without any nothing is encrypted.
         job, index: the task this process is; by default what the spec's file or the environment
-            said. An index of -1 takes the next free one of a job that is not in the spec.
+            said. A session whose job is not in the spec is a guest, whom nobody waits for: without
+            a job it is `session`. An index of -1 takes the next free one of such a job.
         servers: which jobs or tasks of the spec run servers, if the spec does not say it.
         container: what it finds and makes is in that container, and shares nothing with the same
             names in others.
@@ -75,7 +76,8 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
     Raises:
         TimedOut: a server is not there; the message says which.
         Refused: the secret or the spec is another one than the server's, or a living process has
-            that task already.
+            that task already; or the server's cluster has a job of nearly that name.
+        UnknownName: there is no such task in the spec, or it has a job of nearly that name.
     """
 
     @limited

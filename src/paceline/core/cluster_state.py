@@ -96,6 +96,11 @@ class ClusterState:
                 raise Refused(f"say which task of job '{task.job}' this is: index= one of {there}")
             if task.number not in there:
                 raise Refused(f"no task {task} in the cluster; job '{task.job}' has {there}")
+        else:
+            try:
+                self.spec.check_guest(task.job)
+            except UnknownName as e:
+                raise Refused(str(e)) from None
 
     def joined(self, task: Task) -> None:
         """A task is there."""

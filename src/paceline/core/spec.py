@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -14,6 +15,10 @@ MAX_NAME = 256
 WATCHING = "evaluator"
 ACTING = ("chief", "master", "worker", WATCHING)
 """Jobs that run no server, where none is called `ps`."""
+GUESTS = ("session", "look", "reset", "restore", WATCHING)
+"""Jobs of sessions that are none of a cluster's tasks, beside those of any other name."""
+ALIKE = 0.8
+"""How alike two names are, of 1, of which one is taken for the other misspelt."""
 
 _JOB = re.compile(r"[^\s:/,]+")
 _DEVICE = re.compile(r"/job:(?P<job>[^\s:/,]+)(?:/(?:task|replica|device|cpu|gpu)(?::[^/]*)+)*")
@@ -189,10 +194,31 @@ class Spec:
                     return f"{job}:{index} is {_at(here)} here, {_at(there)} there"
         return None
 
+    def check_guest(self, job: str) -> None:
+        """Whether a session may have a job that the cluster has not.
+
+        Raises:
+            UnknownName: it reads like one that the cluster has; the message lists that one first.
+        """
+        if not (job in GUESTS or job.endswith(".operations")) and self._near(job):
+            raise UnknownName(
+                f"no job {job!r} in the cluster; there are {self._nearest(job)}; a session that is"
+                " none of them has no job, or one of another name"
+            )
+
     def _of(self, job: str) -> dict[int, str]:
         if job not in self._tasks:
-            raise UnknownName(f"no job {job!r} in the cluster; there are {self.jobs}")
+            raise UnknownName(f"no job {job!r} in the cluster; there are {self._nearest(job)}")
         return self._tasks[job]
+
+    def _near(self, job: str) -> list[str]:
+        """The jobs whose names are like that one, the nearest first."""
+        plain = {each.casefold(): each for each in self._tasks}
+        near = difflib.get_close_matches(job.casefold(), plain, cutoff=ALIKE)
+        return [plain[each] for each in near]
+
+    def _nearest(self, job: str) -> list[str]:
+        return list(dict.fromkeys([*self._near(job), *self._tasks]))
 
 
 def outside(spec: Spec, job: str) -> bool:
