@@ -22,7 +22,9 @@ every_engine = pytest.mark.parametrize("engine", ["serial", "threads", "processe
 beside = pytest.mark.parametrize("engine", ["threads", "processes"])
 
 
-def quiet(workers: Any = 2, engine: str = "processes", **options: Any) -> paceline.Cluster:
+def quiet(
+    workers: Any = 2, engine: str | paceline.Ray = "processes", **options: Any
+) -> paceline.Cluster:
     options.setdefault("post_mortem", None)
     return paceline.Cluster(workers, engine=engine, progress="quiet", **options)
 

@@ -16,7 +16,7 @@ from clusters import LIMIT, following, quiet
 import paceline
 from paceline.connection import Connection
 from paceline.core import messages as m
-from paceline.hosting import Launched
+from paceline.hosting.launched import Launched
 
 ENDED = "^the server, ps:1, was killed by SIGKILL: it ended while the cluster was launched"
 

@@ -33,6 +33,7 @@ from paceline.core.errors import (
 )
 from paceline.core.stats import Stats
 from paceline.counters import Counter
+from paceline.engines.wishes import Ray
 from paceline.hosted import Server
 from paceline.placement import replica_device_setter
 from paceline.queues import Queue
@@ -66,6 +67,7 @@ __all__ = [
     "Piece",
     "ProtocolError",
     "Queue",
+    "Ray",
     "Reader",
     "Refused",
     "Replica",

@@ -21,6 +21,7 @@ from paceline.core.numbers import whole
 from paceline.core.schedule import ScheduleName
 from paceline.core.spec import Spec
 from paceline.core.stats import Stats
+from paceline.engines.wishes import Ray
 from paceline.keeping import Keeper
 from paceline.lines import account
 from paceline.plans import FIRST_VARIABLE, planned
@@ -52,8 +53,8 @@ class Cluster(Closing):
             thread of this process, which takes turns with what else runs here: a request takes
             thousands of microseconds while the program computes. Without processes one server
             stands for all.
-        engine: `processes`, `threads` of this process, or `serial` for everything in this one
-            thread, in a fixed order.
+        engine: `processes`, `threads` of this process, `serial` for everything in this one thread,
+            in a fixed order; or actors of a Ray cluster: `ray`, or a `Ray` that says more.
         seed: of the run; each worker's own seed comes from it. By default another one each time.
         restarts: how often within a minute a worker, or a server, that died is started again.
         worker_threads: threads for BLAS, OpenMP and XLA in each worker.
@@ -81,8 +82,7 @@ class Cluster(Closing):
     restored: Checkpoint | None = None
     """The checkpoint that the cluster began with."""
 
-    _closed = _failed = False
-    _step = 0
+    _closed, _failed, _step = False, False, 0
     _staff: Staff
 
     def __init__(
@@ -90,7 +90,7 @@ class Cluster(Closing):
         workers: int | dict[str, int] | Spec | Session = 1,
         *,
         ps: int = 1,
-        engine: str = "processes",
+        engine: str | Ray = "processes",
         seed: int | None = None,
         restarts: int = 3,
         worker_threads: int = 1,

@@ -44,12 +44,20 @@ def dump(value: object) -> bytes:
         raise FunctionError(message) from error
 
 
-def load(data: bytes, resolve: Callable[[tuple[str, ...]], object]) -> object:
+def load(data: bytes, resolve: Callable[[tuple[str, ...]], object], remedy: str = "") -> object:
     """Rebuild what `dump` was given; `resolve` turns the name of each handle into the handle.
 
     Runs code from `data`: only for bytes that a process's own launcher sent it.
+
+    Raises:
+        FunctionError: a module is missing here, and there is a `remedy`, which the message ends in.
     """
-    return _Unpickler(io.BytesIO(data), resolve).load()
+    try:
+        return _Unpickler(io.BytesIO(data), resolve).load()
+    except ModuleNotFoundError as e:
+        if not remedy:
+            raise
+        raise FunctionError(f"{e} {remedy}") from e
 
 
 def _reduce_code(code: types.CodeType) -> tuple[Callable[..., object], tuple[object, ...]]:

@@ -15,13 +15,20 @@ from paceline import secret as secret_files
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.clock import left
-from paceline.core.errors import Closed, Disconnected, PacelineError, SchemaError, TimedOut
+from paceline.core.errors import (
+    Closed,
+    Disconnected,
+    PacelineError,
+    Refused,
+    SchemaError,
+    TimedOut,
+)
 from paceline.core.names import text
 from paceline.core.numbers import int64
 from paceline.lines import Anew, Lines
 from paceline.pending import within
 from paceline.spec import ClusterSpec
-from paceline.transports.base import Address, Arena, transport
+from paceline.transports.base import Address, Arena, transport, ways
 from paceline.transports.tls import Tls, found
 
 T = TypeVar("T")
@@ -313,9 +320,30 @@ def _called(
     timeout: float | None,
     arena: Arena | None = None,
 ) -> Connection:
-    """A connection that has proved the secret."""
-    carrier = transport(address.transport)
-    channel = carrier.connect(address.place, secret, timeout, **carrier.options(tls, arena))
+    """A connection that has proved the secret, in the best way that there is."""
+    *nearer, last = ways(address)
+    missed = []
+    for way in nearer:
+        try:
+            return _over(way, address, secret, tls, timeout, arena)
+        except (Disconnected, Refused) as e:
+            missed.append(e)
+    try:
+        return _over(last, address, secret, tls, timeout, arena)
+    except Disconnected as e:
+        raise type(e)("; ".join(map(str, [*missed, e]))) from e
+
+
+def _over(
+    way: Address,
+    address: Address,
+    secret: bytes,
+    tls: Tls | None,
+    timeout: float | None,
+    arena: Arena | None,
+) -> Connection:
+    carrier = transport(way.transport)
+    channel = carrier.connect(way.place, secret, timeout, **carrier.options(tls, arena))
     return Connection(channel, carrier.arena(), str(address))
 
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from paceline.core.errors import SchemaError, UnknownName
 
 MAX_NAME = 256
+# Beside `tcp:`; only launchers use the second.
+OTHERS = ("unix:", "near:")
 WATCHING = "evaluator"
 ACTING = ("chief", "master", "worker", WATCHING)
 """Jobs that run no server, where none is called `ps`."""
@@ -136,7 +138,7 @@ class Spec:
     def target(self, job: str, index: int) -> str:
         """What opens a session on the server of a task; raises as `address`."""
         address = self.address(job, index)
-        return address if address.startswith("unix:") else f"tcp:{address}"
+        return address if address.startswith(OTHERS) else f"tcp:{address}"
 
     def tasks(self, jobs: Iterable[str] | None = None) -> list[Task]:
         """All tasks, or those of some jobs, in order."""
@@ -273,7 +275,7 @@ def _index(where: str, index: Any) -> int:
 
 def _address(where: str, address: Any) -> str:
     if isinstance(address, str):
-        if address.startswith("unix:") and len(address) > 5:
+        if address.startswith(OTHERS) and len(address) > 5:
             return address
         plain = address.removeprefix("tcp:").removeprefix("//")
         found = _HOST.fullmatch(plain)

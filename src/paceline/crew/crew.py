@@ -65,6 +65,8 @@ class Crew(Listener, Care):
         self._events: deque[tuple[float, Task, object]] = deque()
         self.lock = threading.RLock()
         self.turn = threading.RLock()
+        self.bury: Callable[[str, int], None] | None = None
+        """Has servers know of a worker's death where they would wait for it to call again."""
         # The engine's thread only notes and wakes; it never waits for the lock.
         self._wake = threading.Event()
         self._process = os.getpid()
@@ -229,6 +231,7 @@ class Crew(Listener, Care):
             f" restarts={seat.budget.restarts}; the last time:\n{error}"
         )
         self.fail(seat, WorkerFailed(text))
+        self._engine.forget(seat.name)
         return False
 
     def fail(self, seat: Seat, error: PacelineError) -> None:
@@ -316,7 +319,7 @@ class Crew(Listener, Care):
         if seat.record is not None:
             seat.record.close()
         try:
-            seat.record = Recording(shared=setup.alone)
+            seat.record = Recording(shared=setup.alone, near=self._engine.near)
         except OSError as e:
             seat.record = None
             raise WorkerFailed(f"start {seat.name!r}: {e}") from e
@@ -363,7 +366,11 @@ class Crew(Listener, Care):
         what = f"{seat.name} {how.told}{seat.where(calls=self.calling.has(seat))}"
         if not expected:
             detail += self.report(seat, f"{what}{detail}")
-        if self.calling.died(seat, what, detail) or expected:
+        if self.bury is not None:
+            self.bury(seat.job, seat.index)
+        if how.hopeless:
+            self.fail(seat, WorkerFailed(f"{what}{detail}"))
+        elif self.calling.died(seat, what, detail) or expected:
             seat.due = time.monotonic() + self._back_off(seat)
         elif seat.returned and not self.calling.open(seat.job):
             # It has nothing to do; the next work has it started again.

@@ -22,13 +22,15 @@ FATAL = "Fatal Python error:"
 class Recording:
     """What one worker notes and prints, from its start on.
 
-    `shared`: the worker is another process; `place` is then a descriptor, which it inherits.
+    `shared`: the worker is another process; `place` is then a descriptor, which it inherits, if
+    that is `near`. What a process of another host notes cannot be read.
     """
 
-    def __init__(self, *, shared: bool) -> None:
+    def __init__(self, *, shared: bool, near: bool = True) -> None:
+        self.near = near
         self.place: int | bytearray
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        if not shared:
+        if not shared or not near:
             self.place = bytearray(SIZE)
             return
         if hasattr(os, "memfd_create"):

@@ -64,6 +64,8 @@ class Seat:
         """How far the function got that it runs, or a call, in brackets; empty without one."""
         if self.record is None or (self.free and not calls):
             return ""
+        if not self.record.near:
+            return f" (seed {self.seed})"
         stamps = None if self.work is None else self.work.version_of
         return f" ({where(self.seed, self.record.seen(), stamps, items=not calls)})"
 

@@ -4,19 +4,21 @@ import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, final
 
 from paceline.core.closing import Closing
-from paceline.core.errors import Closed, TimedOut, UnknownName
+from paceline.core.errors import Closed, TimedOut, UnknownName, Unsupported
+from paceline.engines.wishes import Ray
 
 Stream = Literal["stdout", "stderr"]
 
 # Where each engine's class is, as text: an engine is imported when it is used.
 ENGINES = {
     "processes": "paceline.engines.processes:ProcessEngine",
+    "ray": "paceline.engines.ray:RayEngine",
     "serial": "paceline.engines.serial:SerialEngine",
     "threads": "paceline.engines.threads:ThreadEngine",
 }
@@ -39,6 +41,12 @@ class Link(ABC):
 
     waits: bool = True
     """Whether `receive` can wait; else a target asks with a timeout of 0 and yields."""
+
+    host: str = "127.0.0.1"
+    """The address at which the other tasks reach what listens on this one's host."""
+
+    remedy: str = ""
+    """What to do where a module is missing, and where that is: the end of a sentence about it."""
 
     @abstractmethod
     def send(self, message: object) -> None:
@@ -66,37 +74,44 @@ class TaskSpec:
     task may have its turn. An engine whose tasks share a thread needs that; others run it through.
 
     The name is put in front of the task's output. `threads` bounds those of BLAS, OpenMP and XLA.
-    `devices` are the accelerators that the task sees, as in `CUDA_VISIBLE_DEVICES`. `env` adds
-    variables of the environment and wins over what the rest would set. The descriptors in
-    `inherit` stay open in the task under their numbers, where the task is a process.
+    `devices` are the accelerators that the task sees, as in `CUDA_VISIBLE_DEVICES`; with `None` the
+    engine says. `env` adds variables of the environment and wins over what the rest would set. The
+    descriptors in `inherit` stay open in the task under their numbers, where the task is a process
+    of this host. One that `stays` is, under its name, started again only where it was.
     """
 
     name: str
     target: Callable[[Link], Any]
     threads: int = 1
-    devices: str = ""
+    devices: str | None = ""
     env: Mapping[str, str] = field(default_factory=dict)
     inherit: tuple[int, ...] = ()
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a task ended: by itself with `status`, or by `signal`.
+    """How a task ended: by itself with `status`, by `signal`, or of a `cause` that is in words.
 
-    `error` is the traceback of what its target raised, as text.
+    `error` is the traceback of what its target raised, as text. If it is `hopeless`, another one
+    would end in the same way.
     """
 
     status: int | None = None
     signal: str | None = None
     error: str | None = None
+    cause: str | None = None
+    hopeless: bool = False
 
     def __str__(self) -> str:
+        if self.cause:
+            return f"lost: {self.cause}"
         return f"killed by {self.signal}" if self.signal else f"exit status {self.status}"
 
     @property
     def told(self) -> str:
         """The same as the end of a sentence about the task."""
-        return f"was {self}" if self.signal else f"ended with {self}"
+        return f"was {self}" if self.signal or self.cause else f"ended with {self}"
 
 
 class Task(ABC):
@@ -183,6 +198,19 @@ class Engine(Closing):
             WorkerFailed: the machine refused to start it; the message says why.
         """
 
+    def reserve(self, tasks: Sequence[str]) -> None:
+        """Have room for tasks of these names, before the first is started.
+
+        Raises:
+            Refused: there is less than they take; the message has the numbers.
+        """
+
+    def forget(self, name: str) -> None:
+        """No task of that name will be started again."""
+
+    near: bool = True
+    """Whether tasks are on this host, and inherit descriptors."""
+
     concurrent: bool = True
     """Whether tasks run beside the caller; else only while it calls `drive`."""
 
@@ -250,17 +278,37 @@ def run_through(target: Callable[[Link], Any], link: Link) -> None:
         deque(steps, maxlen=0)
 
 
-def engine(name: str) -> Engine:
-    """Make the engine of that name.
+def name_of(asked: str | Ray) -> str:
+    """The name of the engine that was asked for.
 
     Raises:
         UnknownName: there is none; the message lists those that exist.
-        Unsupported: it cannot run on this platform.
     """
+    name = asked.name if isinstance(asked, Ray) else asked
     if name not in ENGINES:
         raise UnknownName(f"no engine {name!r}; there are {sorted(ENGINES)}")
+    return name
+
+
+def engine(asked: str | Ray) -> Engine:
+    """Make the engine of that name, or the one that was asked for more closely.
+
+    Raises:
+        UnknownName: there is none; the message lists those that exist.
+        Unsupported: it cannot run on this platform, or what it needs is not installed.
+    """
+    name = name_of(asked)
     module, _, kind = ENGINES[name].partition(":")
-    made = getattr(importlib.import_module(module), kind)()
+    try:
+        found = getattr(importlib.import_module(module), kind)
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("paceline"):
+            raise
+        raise Unsupported(
+            f"engine {name!r} needs the package {e.name!r}, which is not installed:"
+            f" pip install 'paceline[{name}]'"
+        ) from e
+    made = found() if isinstance(asked, str) else found(asked)
     assert isinstance(made, Engine)
     return made
 
@@ -270,10 +318,11 @@ def hygiene(spec: TaskSpec) -> dict[str, str]:
 
     They must be set before NumPy or a framework is imported, which read them once.
     """
+    devices = {} if spec.devices is None else dict.fromkeys(_DEVICES, spec.devices)
     return {
         **dict.fromkeys(_THREADS, str(spec.threads)),
-        **dict.fromkeys(_DEVICES, spec.devices),
-        **({} if spec.devices else {"JAX_PLATFORMS": "cpu"}),
+        **devices,
+        **({"JAX_PLATFORMS": "cpu"} if spec.devices == "" else {}),
         # Output is to be seen when it is printed, not when the task ends.
         "PYTHONUNBUFFERED": "1",
         **spec.env,

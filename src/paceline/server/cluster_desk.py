@@ -39,6 +39,7 @@ class ClusterDesk(Desk):
             m.RequestStop: self._stop,
             m.Stopping: self._stopping,
             m.Restored: self._restored,
+            m.Dead: self._dead,
         }
 
     def listing(self) -> tuple[str, dict[str, Any]]:
@@ -109,6 +110,14 @@ class ClusterDesk(Desk):
         cluster = self._service.cluster
         told = None if cluster.reason is None else [cluster.reason, cluster.failed]
         self._service.answer(peer, frame.request, m.Text(told))
+
+    def _dead(self, peer: Peer, request: m.Dead, frame: Frame) -> None:
+        if peer.member is not None and peer.member.job in CHIEFS:
+            for other in self._service.peers():
+                member = other.member
+                if member and (member.job, member.index) == (request.job, request.index):
+                    self._service.dismiss(other)
+        self._service.answer(peer, frame.request, m.Done())
 
     def _restored(self, peer: Peer, request: m.Restored, frame: Frame) -> None:
         self._service.cluster.restoring = False

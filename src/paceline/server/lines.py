@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from contextlib import suppress
 
 from paceline.core import messages as m
@@ -154,3 +155,8 @@ class Lines:
 def holder_name(holder: object) -> str:
     """Who holds a version, as messages say it."""
     return holder.name if isinstance(holder, Peer) else str(holder)
+
+
+def new_epoch(least: int = 0) -> int:
+    """An epoch above all those before it on this machine's clock: its seconds, or `least`."""
+    return max(int(time.time()), least)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from paceline.core.errors import Disconnected, ProtocolError
-from paceline.server.lines import Peer
-from paceline.server.loop import DESKS, new_epoch, sooner
+from paceline.server.lines import Peer, new_epoch
+from paceline.server.loop import DESKS
+from paceline.server.poller import sooner
 from paceline.server.reader_desk import ReaderDesk
 from paceline.server.service import Service, Work
 from paceline.server.variable_desk import VariableDesk

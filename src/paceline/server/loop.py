@@ -20,10 +20,10 @@ from paceline.server.cluster_desk import ClusterDesk
 from paceline.server.collection_desk import CollectionDesk
 from paceline.server.cut_desk import CutDesk
 from paceline.server.lanes import Lanes
-from paceline.server.lines import Peer
+from paceline.server.lines import Peer, new_epoch
 from paceline.server.operation_desk import OperationDesk
 from paceline.server.part_desk import HomeDesk, PartDesk
-from paceline.server.poller import READ, WRITE, Poller
+from paceline.server.poller import READ, WRITE, Poller, sooner
 from paceline.server.program_desk import ProgramDesk
 from paceline.server.queue_desk import QueueDesk
 from paceline.server.reader_desk import ReaderDesk
@@ -116,6 +116,7 @@ class Server:
             run_long=self._run_long, linger=linger, moved=self._moved,
         )  # fmt: skip
         self.service.beside = self._start
+        self.service.dismiss = self._dismiss
         self._poller = Poller()
         self._peers: dict[Any, Peer] = {}
         self._most = max_connections
@@ -322,6 +323,13 @@ class Server:
         else:
             self.service.lost(peer)
 
+    def _dismiss(self, peer: Peer) -> None:
+        if self._lingering.pop(peer, None) is not None:
+            self.service.lost(peer)
+        elif self._peers.get(peer.channel) is peer:
+            channel: Any = peer.channel
+            self._lose(channel, channel.fileno())
+
     def _moved(self, new: Peer, known: Peer) -> None:
         """A session goes on over another connection."""
         self._lingering.pop(known, None)
@@ -389,12 +397,3 @@ class Server:
     def _do_what_is_done(self) -> None:
         while self._done:
             self._done.popleft()()
-
-
-def sooner(limit: float | None, other: float) -> float:
-    return other if limit is None else min(limit, other)
-
-
-def new_epoch(least: int = 0) -> int:
-    """An epoch above all those before it on this machine's clock: its seconds, or `least`."""
-    return max(int(time.time()), least)

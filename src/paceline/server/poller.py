@@ -67,3 +67,7 @@ class Poller:
         self._callbacks.clear()
         if self._epoll is not None:
             self._epoll.close()
+
+
+def sooner(limit: float | None, other: float) -> float:
+    return other if limit is None else min(limit, other)

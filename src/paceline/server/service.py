@@ -92,15 +92,16 @@ class Service:
         linger: float = 0.0,
         moved: Callable[[Peer, Peer], None] = lambda new, known: None,
     ) -> None:
+        self.arena, self.epoch = arena, epoch
         self.stopping = False
-        self.arena = arena
-        self.epoch = epoch
         self.account: Account | None = None
         """Where the time of whoever drives it goes, if that is a process of its own."""
         self.members = MemberState()
         self.cluster = ClusterState()
         self.came_or_went: Callable[[Peer, str], None] = lambda peer, how: None
         """Hears of each member that has joined, left, or was lost."""
+        self.dismiss: Callable[[Peer], None] = self.lost
+        """Ends a session whose process is known to have ended."""
         self._peers: dict[Peer, None] = {}
         self.clock = clock or SystemClock()
         self.parking = Parking(self.clock)
@@ -112,16 +113,7 @@ class Service:
         self._moved = moved
         # What was let go of: finalisers put it here, which run anywhere.
         self.ended: deque[Callable[[], None]] = deque()
-        self._handlers: dict[type, Handler] = {
-            m.Join: self._join,
-            m.Rejoin: self._rejoin,
-            m.Leave: self._leave,
-            m.Cancel: self._cancel,
-            m.Report: self._report,
-            m.Resources: self._resources,
-            m.Stats: self._stats,
-            m.Stop: self._stop,
-        }
+        self._handlers = self._own()
         self.desks: list[Desk] = []
         for make in desks:
             desk = make(self)
@@ -131,6 +123,18 @@ class Service:
                 handlers = self.containers.guarded(handlers)
                 self.containers.on_reset.append(desk.reset)
             self._handlers |= handlers
+
+    def _own(self) -> dict[type, Handler]:
+        return {
+            m.Join: self._join,
+            m.Rejoin: self._rejoin,
+            m.Leave: self._leave,
+            m.Cancel: self._cancel,
+            m.Report: self._report,
+            m.Resources: self._resources,
+            m.Stats: self._stats,
+            m.Stop: self._stop,
+        }
 
     def desk(self, kind: type[Any]) -> Any:
         """The desk of that class, made before the one that asks."""

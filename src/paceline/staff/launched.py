@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, final
@@ -32,9 +32,9 @@ from paceline.core.stats import Stats
 from paceline.crew.calls import Asked, packed, variables
 from paceline.crew.collecting import NEEDS_ALL
 from paceline.crew.crew import Crew
+from paceline.engines.wishes import Ray
 from paceline.handles import lasting
-from paceline.hosting import Launched as Hosting
-from paceline.hosting import hosting
+from paceline.hosting.base import Wanted, hosting
 from paceline.keeping import Keeper
 from paceline.plans import Plan
 from paceline.post_mortems import Folder
@@ -55,7 +55,7 @@ def _weakly(heard: Heard) -> Heard:
     """The same, held by nobody: what is held in a ring outlives its end until somebody looks."""
     method = weakref.WeakMethod(heard)
 
-    def hear(*what: str) -> None:
+    def hear(*what: Any) -> None:
         found = method()
         if found is not None:
             found(*what)
@@ -82,7 +82,7 @@ class Launched(Staff):
     def __init__(
         self,
         jobs: dict[str, int],
-        engine: str,
+        engine: str | Ray,
         transport: str,
         servers: int,
         account: Account,
@@ -96,11 +96,11 @@ class Launched(Staff):
     ) -> None:
         self._account = account
         least, lasts = 0 if keeper is None else keeper.least_epoch, keeper is not None
-        self._hosting = hosting(engine, transport, servers, least, lasts=lasts)
+        self._hosting = hosting(Wanted(engine, transport, servers, least, lasts))
         self._keeper = keeper
         self._opened: list[_Opened] = []
         self._revival: Revival | None = None
-        self._starting, self._ended = threading.Lock(), dict[str, str]()
+        self._starting, self._ended = threading.Lock(), dict[str, tuple[str, bool]]()
         self.concurrent = self._hosting.engine.concurrent
         self._crew = Crew(
             self._hosting.engine,
@@ -114,21 +114,27 @@ class Launched(Staff):
             post_mortem=None if post_mortem is None else Folder(post_mortem),
         )
         try:
-            self._hosting.start(_weakly(self._server_ended))
-            if keeper is None:
-                self._crew.begin()
-            self.session = self._begun(restarts)
-            self._crew.reporting.fetch = self._fetch
-            if keeper is not None:
-                # No worker sees what was not restored yet.
-                self._revival = self._reviving(restarts)
-                self._crew.begin()
-            self._started()
+            self._begin(restarts)
         except BaseException:
             self.close()
             raise
         for warning in self._hosting.preflight(sum(jobs.values()), threads):
             _log.warning("%s", warning)
+
+    def _begin(self, restarts: int) -> None:
+        names = [seat.name for seat in self._crew.seats]
+        self._hosting.start(_weakly(self._server_ended), names)
+        if self._keeper is None:
+            self._crew.begin()
+        self.session = self._begun(restarts)
+        self._crew.reporting.fetch = self._fetch
+        if not self._hosting.engine.near:
+            self._crew.bury = self._bury
+        if self._keeper is not None:
+            # No worker sees what was not restored yet.
+            self._revival = self._reviving(restarts)
+            self._crew.begin()
+        self._started()
 
     def _begun(self, restarts: int) -> Session:
         """The chief's session, on servers that have what was saved.
@@ -143,7 +149,7 @@ class Launched(Staff):
             try:
                 return self._restored()
             except (Disconnected, Closed, TimedOut) as e:
-                found = self._hosting.ended() if isinstance(self._hosting, Hosting) else []
+                found = self._hosting.ended()
                 if not found:
                     raise
                 (_, how), said = found[0], "it ended while the cluster was launched"
@@ -156,7 +162,6 @@ class Launched(Staff):
                     ) from e
             _log.warning("%s, while the cluster was launched; all are started again", how)
             time.sleep(budget.back_off)
-            assert isinstance(self._hosting, Hosting)
             self._hosting.anew(self._ended.clear)
 
     def _restored(self) -> Session:
@@ -172,20 +177,26 @@ class Launched(Staff):
             raise
         return session
 
+    def _bury(self, job: str, index: int) -> None:
+        """Let servers know that a worker is dead, to whom it may look like a pause."""
+        for line in self.session.lines.all:
+            with suppress(PacelineError):
+                line.tell(m.Dead(job, index))
+
     def _started(self) -> None:
         """From now on each end of a server is seen to; also of those that have ended."""
         with self._starting:
             self._is_up = True
-        for task, how in self._ended.items():
-            self._server_ended(task, how)
+        for task, (how, hopeless) in self._ended.items():
+            self._server_ended(task, how, hopeless)
 
-    def _server_ended(self, task: str, how: str) -> None:
+    def _server_ended(self, task: str, how: str, hopeless: bool) -> None:
         """On the engine's thread, or the server's."""
         with self._starting:
             if not self._is_up:
-                self._ended[task] = how
+                self._ended[task] = how, hopeless
                 return
-        if self._revival is not None:
+        if self._revival is not None and not hopeless:
             self._revival.ended(task, how)
         else:
             self._give_up(f"the server, {task}, {how}")
@@ -203,14 +214,13 @@ class Launched(Staff):
                     line.fail(error)
 
     def _reviving(self, restarts: int) -> Revival | None:
-        if not isinstance(self._hosting, Hosting) or not self._hosting.lasts:
+        if not self._hosting.lasts:
             return None
         start, restore = self._hosting.again, _weakly(self._bring_back)
         return Revival(start, restore, _weakly(self._give_up), restarts)
 
     def _bring_back(self) -> None:
         """Have servers that were started again go on where the newest checkpoint was."""
-        assert isinstance(self._hosting, Hosting)
         assert self._keeper is not None
         opened = [each for each in self._opened if not each.made.closed]
         with self._hosting.restorer() as session:

@@ -33,6 +33,10 @@ TRANSPORTS = {
 }
 
 
+NEAR = "near"
+"""Addresses of servers on any hosts, whose own host reaches them in a nearer way."""
+
+
 class Memory(ABC):
     """Bytes that can be looked at, kept and sent on, for as long as this object lives."""
 
@@ -294,7 +298,10 @@ class Channel(ABC):
 
 @dataclass(slots=True)
 class Address:
-    """Where a server is: `unix:/path`, `unix:@name` (no file), `tcp:host:port`, `memory:name`."""
+    """Where a server is: `unix:/path`, `unix:@name` (no file), `tcp:host:port`, `memory:name`.
+
+    At `near:host:port` it is both at that port and, for its own host, at a name; see `ways`.
+    """
 
     transport: str
     place: str
@@ -310,11 +317,22 @@ class Address:
             UnknownName: there is no such transport; the message lists those there are.
         """
         transport, colon, place = text.partition(":")
-        if not colon or transport not in TRANSPORTS:
+        if not colon or transport not in (*TRANSPORTS, NEAR):
             raise UnknownName(
                 f"no transport for the address {text!r}; there are {list(TRANSPORTS)}"
             )
         return cls(transport, place.removeprefix("//") if transport == "tcp" else place)
+
+
+def ways(address: Address) -> tuple[Address, ...]:
+    """How to reach a server, the best way first.
+
+    Only processes of its network namespace, and so of its host, find the name that `near` servers
+    have. It follows from the address that they have in that namespace, so it says nothing new.
+    """
+    if address.transport != NEAR:
+        return (address,)
+    return Address("unix", f"@paceline-{address.place}"), Address("tcp", address.place)
 
 
 @dataclass(slots=True)

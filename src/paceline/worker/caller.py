@@ -21,11 +21,15 @@ from paceline.worker.line import FILES, KEPT, Answer, Ask, Began, Held, Load
 
 
 class Caller:
-    """The functions that a worker was given, loaded when they are first called."""
+    """The functions that a worker was given, loaded when they are first called.
 
-    def __init__(self, worker: Worker, keeps: int) -> None:
+    What a function had read that failed is told up to `keeps` bytes. `remedy` is what to do where a
+    module is missing, as the end of a sentence.
+    """
+
+    def __init__(self, worker: Worker, keeps: int, remedy: str) -> None:
         self._worker = worker
-        self._keeps = keeps
+        self._keeps, self._remedy = keeps, remedy
         self._failed: Counter[bytes] = Counter()
         self._payloads: dict[bytes, bytes] = {}
         self._loaded: dict[bytes, tuple[Any, tuple[Any, ...]]] = {}
@@ -79,7 +83,7 @@ class Caller:
         return self._loaded[key]
 
     def _resolved(self, payload: bytes) -> Any:
-        return functions.load(payload, functools.cache(self._worker.session.handle))
+        return functions.load(payload, functools.cache(self._worker.session.handle), self._remedy)
 
 
 def _packed(number: int, result: Tree) -> Answer:

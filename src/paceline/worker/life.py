@@ -53,14 +53,14 @@ def run(link: Link) -> Generator[bool, None, None]:
             # Its launcher starts no server again.
             session.lines.end()
         worker = Worker(setup, session, link)
-        caller = Caller(worker, setup.keeps)
+        caller = Caller(worker, setup.keeps, link.remedy)
         link.send(Started())
         while True:
             worker.turn_to(IDLE)
             job = worker.later.pop(0) if worker.later else (yield from received(link))
             worker.turn_to(BUSY)
             if isinstance(job, Collect):
-                yield from _collect(worker, job, setup, link.waits)
+                yield from _collect(worker, job, setup, link)
             elif isinstance(job, Load):
                 caller.load(job)
             elif isinstance(job, Ask):
@@ -74,9 +74,7 @@ def run(link: Link) -> Generator[bool, None, None]:
             session.close()
 
 
-def _collect(
-    worker: Worker, job: Collect, setup: Setup, waits: bool
-) -> Generator[bool, None, None]:
+def _collect(worker: Worker, job: Collect, setup: Setup, link: Link) -> Generator[bool, None, None]:
     collector: Collector | None = None
     held: tuple[Held, ...] = ()
     error: str | None = None
@@ -87,12 +85,14 @@ def _collect(
         line = lines.home("collection", job.collection, make=False, timeout=PATIENCE)
         line = entered(worker.session, job.collection)
         # One handle for each name, so that a read through any of its mentions stamps.
-        loaded: Any = functions.load(job.payload, functools.cache(worker.session.handle))
+        loaded: Any = functions.load(
+            job.payload, functools.cache(worker.session.handle), link.remedy
+        )
         fn, resources = loaded
         if setup.alone:
             seed_framework(worker.seed)
             _warn(worker, job)
-        collector = Collector(worker, job, line, fn, resources, waits=waits)
+        collector = Collector(worker, job, line, fn, resources, waits=link.waits)
         yield from collector.steps()
     except Closed as e:
         # The collection has ended; a queue of the user's that was closed ends the function too.

@@ -31,6 +31,7 @@ from paceline.core.messages.containers import Enter, Reset
 from paceline.core.messages.cuts import Bring, Fetch, Freeze, Note, Noticed, Revive, Thaw
 from paceline.core.messages.members import (
     Cancel,
+    Dead,
     Join,
     Leave,
     Outlived,
@@ -143,6 +144,7 @@ __all__ = [
     "CommitFirst",
     "Contribute",
     "Count",
+    "Dead",
     "Define",
     "DefineAccumulator",
     "DefineBarrier",
@@ -250,6 +252,7 @@ Requests: TypeAlias = (
     | Report
     | Resources
     | Restored
+    | Dead
     | Stats
     | Stop
     | Define

@@ -73,5 +73,12 @@ class Stop(Request[Done], tag=4, frozen=True, gc=False):
     """End the server."""
 
 
+class Dead(Request[Done], tag=110, frozen=True, gc=False):
+    """A task's process has ended, as the chief knows that launched it: do not wait for it."""
+
+    job: str
+    index: int
+
+
 class Restored(Request[Done], tag=100, frozen=True, gc=False):
     """What a server held that was started again is there: from now on it takes any session."""

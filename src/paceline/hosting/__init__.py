@@ -1,0 +1,1 @@
+"""Where a cluster lives that is launched: here, in processes of this host, or anywhere."""
