@@ -99,8 +99,11 @@ def test_two_processes_for_one_task_and_the_second_is_refused(hand: Hand) -> Non
     first = hand.run("worker.py", "worker", 0)
     lines_until(server, "worker:0 is here")
     second = hand.run("worker.py", "worker", 0)
-    _, err = ended(second, 1)
-    assert f"task worker:0 is held by process {first.pid} and alive" in err
+    out, err = ended(second, 2)
+    assert err == (
+        f"Error: task worker:0 is held by process {first.pid} and alive: another cannot have it\n"
+    )
+    assert "  missing: " not in out
     for program in (server, other):
         program.send_signal(signal.SIGINT)
         _, err = ended(program, 130)
@@ -124,20 +127,39 @@ def test_another_secret_and_another_spec_are_refused(hand: Hand) -> None:
     secret = hand.folder / "secret"
     secret.write_text("not that of the others")
     secret.chmod(0o600)
-    out, err = ended(hand.run("worker.py", "worker", 0, "--secret-file", str(secret)), 1)
+    out, err = ended(hand.run("worker.py", "worker", 0, "--secret-file", str(secret)), 2)
     assert "the server refused this session: its secret is another one" in out
-    assert "the server refused this session: its secret is another one" in err
+    assert re.fullmatch(
+        r"Error: .*the server refused this session: its secret is another .*\n", err
+    )
+    assert "  missing: " not in out
     secret.chmod(0o644)
-    _, err = ended(hand.run("worker.py", "worker", 0, "--secret-file", str(secret)), 1)
+    _, err = ended(hand.run("worker.py", "worker", 0, "--secret-file", str(secret)), 2)
     assert f"the secret file {secret} has mode 644: others may use it; chmod 600 it" in err
     tasks: Any = hand.spec.as_dict()
     toml(
         paceline.ClusterSpec({**tasks, "worker": tasks["worker"][:2]}), hand.folder / "cluster.toml"
     )
-    _, err = ended(hand.run("worker.py", "worker", 0), 1)
-    assert (
-        "the cluster that worker:0 was given is not the one of this server, ps:0: worker:2 is"
-        in err
+    out, err = ended(hand.run("worker.py", "worker", 0), 2)
+    assert re.fullmatch(
+        r"Error: the cluster that this process was given is not the one of this server, ps:0:"
+        r" worker:2 is .*\n",
+        err,
+    )
+    assert "  missing: " not in out
+
+
+def test_a_session_of_a_task_that_serves_is_told_how_to_serve(hand: Hand) -> None:
+    hand.serve(0)
+    (hand.folder / "one.py").write_text(
+        "import paceline\npaceline.Session.from_environment(timeout=0.5)\n"
+    )
+    out, err = ended(hand.run("one.py", "ps", 1), 1)
+    assert "ps:1 runs a server: `paceline serve` does that, if one.py makes no paceline.Serv" in out
+    assert re.search(
+        r"TimedOut: open the session of ps:1, .*; ps:1 is this process itself: `paceline serve` or"
+        r" paceline\.Server serves it$",
+        err.strip(),
     )
 
 

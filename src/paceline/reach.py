@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger("paceline")
 
-LOOK_LIMIT = 2.0
 SAY_AFTER, SAY_AGAIN = 3.0, 10.0
 """Seconds after which it is said what a session waits for, and then again and again."""
 
@@ -295,7 +294,7 @@ def _reach(
         spare = None if until is None else until - time.monotonic()
         try:
             limit = 10.0 if spare is None else max(0.1, min(10.0, spare))
-            connection = _called(address, joining.secret(), joining.tls, limit, joining.arena)
+            connection = called(address, joining.secret(), joining.tls, limit, joining.arena)
             joined = joining.join(connection, token)
             waiting.over()
             return connection, joined
@@ -313,7 +312,7 @@ def _reach(
         pause = min(0.25, pause * 1.5)
 
 
-def _called(
+def called(
     address: Address,
     secret: bytes,
     tls: Tls | None,
@@ -347,25 +346,6 @@ def _over(
     return Connection(channel, carrier.arena(), str(address))
 
 
-def look(target: str, secret: bytes, tls: Tls | None = None) -> list[str]:
-    """The members that a server knows, asked by a guest.
-
-    Raises:
-        Disconnected: nobody is there.
-        Refused: its secret is another one.
-    """
-    address = Address.parse(target)
-    connection = _called(address, secret, tls, LOOK_LIMIT)
-    left = False
-    try:
-        Joining("look", -1, lambda: secret).join(connection, b"")
-        members: list[str] = connection.call(m.Resources()).content["members"]
-        left = connection.leave()
-        return [name for name in members if not name.startswith("look:")]
-    finally:
-        connection.close(left=left)
-
-
 def _until(timeout: float | None) -> float | None:
     return None if timeout is None else time.monotonic() + timeout
 
@@ -384,8 +364,14 @@ def _incomplete(
     waited: float,
 ) -> PacelineError:
     there = f"; {', '.join(made)} answered" if made else ""
+    own = joining.task in [each.partition(" ")[0] for each in missing]
+    how = (
+        f"; {joining.task} is this process itself: `paceline serve` or paceline.Server serves it"
+        if own
+        else ""
+    )
     causes = "; ".join(dict.fromkeys(str(e.__cause__) for e in missing.values()))
     return TimedOut(
         f"open the session of {joining.task}, after {waited:.1f} s: {' and '.join(missing)} cannot"
-        f" be reached{there}: {causes}; starting what is missing ends the wait"
+        f" be reached{there}: {causes}; starting what is missing ends the wait{how}"
     )

@@ -16,6 +16,12 @@ from paceline.secret import VARIABLE
 from paceline.transports.tls import VARIABLES as TLS_VARIABLES
 
 
+class NotBegun(click.ClickException):
+    """The program was not run."""
+
+    exit_code = 2
+
+
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("script", type=FILE)
 @of_a_task
@@ -34,16 +40,24 @@ def run(
     """Run the Python program SCRIPT, with its ARGS, as a task of a cluster.
 
     In it `paceline.Session.from_environment()` opens this task's session, and
-    `paceline.ClusterSpec.from_environment()` has the cluster. The exit status is the program's.
+    `paceline.ClusterSpec.from_environment()` has the cluster. The exit status is the program's,
+    or 2 where it was not run: a server that is there would refuse it, or there is no such task.
     Options of its own that this command has too go behind `--`.
     """
     try:
         spec = found(cluster, job, task)
         tls = certified(spec, tls_cert, tls_key, tls_ca)
-        introduce(spec, secret_file, tls, f"runs {script}")
+        refused = introduce(spec, secret_file, tls, f"runs {script}")
     except PacelineError as e:
-        raise click.ClickException(str(e)) from e
+        raise NotBegun(str(e)) from e
+    if refused is not None:
+        raise NotBegun(str(refused))
     assert spec.task is not None
+    if spec.task in spec.servers():
+        click.echo(
+            f"  {spec.task} runs a server: `paceline serve` does that, if {script} makes no"
+            " paceline.Server"
+        )
     own = {"type": spec.task.job, "index": spec.task.number}
     content = {"cluster": spec.as_dict(), "servers": [*map(str, spec.servers())], "task": own}
     environment = {**os.environ, VARIABLES[0]: json.dumps(content)}

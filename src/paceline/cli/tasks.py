@@ -11,15 +11,17 @@ from typing import Any
 
 import click
 
-from paceline import ClusterSpec, Disconnected, PacelineError, Tls
+from paceline import ClusterSpec, Disconnected, PacelineError, Refused, Tls
 from paceline import secret as secrets
+from paceline.core import messages as m
 from paceline.core.spec import Task, outside
-from paceline.reach import Waiting, look
+from paceline.reach import Joining, Waiting, called
+from paceline.transports.base import Address
 from paceline.transports.tcp import host_and_port
 from paceline.transports.tls import found as find
 
-NAME_LIMIT, LOOK_AGAIN = 60.0, 0.25
-"""Seconds to wait for this host's own name, and from one look to the next."""
+NAME_LIMIT, LOOK_AGAIN, LOOK_LIMIT = 60.0, 0.25, 2.0
+"""Seconds to wait for this host's own name, from one look to the next, and for a server."""
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -96,8 +98,13 @@ def certified(
     return find(Tls(cert, key, ca) if cert or key or ca else None, spec.tls)
 
 
-def introduce(spec: ClusterSpec, secret_file: Path | None, tls: Tls | None, what: str) -> None:
-    """Print what this process is, where the servers should be, and who is missing."""
+def introduce(
+    spec: ClusterSpec, secret_file: Path | None, tls: Tls | None, what: str
+) -> PacelineError | None:
+    """Print what this process is, where the servers should be, and who is missing.
+
+    Returns why a server would refuse this process, if one does.
+    """
     own = spec.task
     jobs = ", ".join(f"{job}: {spec.num_tasks(job)}" for job in spec.jobs)
     click.echo(f"{own} of a cluster of {jobs}: process {os.getpid()} {what}")
@@ -105,17 +112,47 @@ def introduce(spec: ClusterSpec, secret_file: Path | None, tls: Tls | None, what
     targets = [spec.target(*task) for task in servers]
     secret = secrets.found(None, secret_file, targets, str(own))
     here: set[str] = {str(own)}
+    refused: PacelineError | None = None
     for task, target in zip(servers, targets, strict=True):
-        click.echo(f"  {task} should be at {target}: {_state(task, target, secret, tls, here)}")
+        state = "it is there"
+        try:
+            members = _look(target, secret, tls, spec)
+            here |= {str(task), *members}
+            refused = refused or _held(own, members.get(str(own)))
+        except Disconnected:
+            state = "nobody is there yet"
+        except PacelineError as e:
+            state, refused = str(e), refused or e
+        click.echo(f"  {task} should be at {target}: {state}")
     missing = [str(t) for t in spec.tasks() if str(t) not in here]
-    click.echo(f"  missing: {', '.join(missing) or 'nobody'}")
+    if missing and refused is None:
+        click.echo(f"  missing: {', '.join(missing)}")
+    return refused
 
 
-def _state(task: Task, target: str, secret: bytes, tls: Tls | None, here: set[str]) -> str:
+def _look(target: str, secret: bytes, tls: Tls | None, spec: ClusterSpec) -> dict[str, int | None]:
+    """The members that a server knows, asked by a guest: the process of each that has a connection.
+
+    Raises:
+        Disconnected: nobody is there.
+        Refused: its secret is another one, or its cluster another one than `spec`.
+    """
+    servers = tuple(map(str, spec.servers()))
+    address = Address.parse(target)
+    connection = called(address, secret, tls, LOOK_LIMIT)
+    left = False
     try:
-        here |= {str(task), *look(target, secret, tls)}
-    except Disconnected:
-        return "nobody is there yet"
-    except PacelineError as e:
-        return str(e)
-    return "it is there"
+        Joining("look", -1, lambda: secret, spec.numbered(), servers).join(connection, b"")
+        members = connection.call(m.Stats()).content["members"]
+        left = connection.leave()
+        return {
+            name: each["process"] for name, each in members.items() if not name.startswith("look:")
+        }
+    finally:
+        connection.close(left=left)
+
+
+def _held(task: Task | None, process: int | None) -> Refused | None:
+    if process is None:
+        return None
+    return Refused(f"task {task} is held by process {process} and alive: another cannot have it")

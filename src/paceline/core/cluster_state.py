@@ -86,8 +86,9 @@ class ClusterState:
             if difference is None and servers != mine:
                 difference = f"servers are {', '.join(mine)} here, {', '.join(servers)} there"
             if difference is not None:
+                who = task if task.number >= 0 else "this process"
                 raise Refused(
-                    f"the cluster that {task} was given is not the one of this server,"
+                    f"the cluster that {who} was given is not the one of this server,"
                     f" {self.own}: {difference}; give all processes the same"
                 )
         if task.job in self.spec.jobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import suppress
+from typing import Any
 
 from paceline.core import messages as m
 from paceline.core.account import Times
@@ -58,6 +59,18 @@ class Peer:
     def name(self) -> str:
         """The member's task."""
         return self.member.name if self.member else "a session that has not joined"
+
+    def told(self, now: float) -> dict[str, Any]:
+        """What is told of it in statistics; its process only while it has a connection."""
+        return {
+            "process": self.member.pid if self.member and not self.lingers else None,
+            "times": self.times,
+            "since": now - self.heard,
+            "requests": self.requests,
+            "making": self.making,
+            "items": self.items,
+            "version": self.version,
+        }
 
     def post(self, frame: Frame) -> None:
         """Send a frame, now and, if its connection breaks, again."""

@@ -375,15 +375,7 @@ class Service:
         content = self._listings()
         content["server"] = None if self.account is None else self.account.times()
         content["members"] = {
-            each.name: {
-                "times": each.times,
-                "since": now - each.heard,
-                "waits": self.parking.waits_of(each),
-                "requests": each.requests,
-                "making": each.making,
-                "items": each.items,
-                "version": each.version,
-            }
+            each.name: {**each.told(now), "waits": self.parking.waits_of(each)}
             for each in self._peers
         }
         self.answer(peer, frame.request, m.Text(content))
