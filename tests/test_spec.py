@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline import ClusterSpec, Refused, SchemaError, Server, Session, UnknownName
 from paceline.core.cluster_state import ClusterState
 from paceline.core.environment import expanded
-from paceline.core.spec import Task
+from paceline.core.spec import Task, check_guest
 
 CLUSTER: dict[str, Any] = {
     "ps": ["127.0.0.1:4032", "unix:/run/ps1"],
@@ -39,7 +39,7 @@ def test_a_job_that_reads_like_one_of_the_cluster_is_no_guest(job: str, near: st
 @pytest.mark.parametrize("job", ["session", "eval", "trainer", "worker.operations", "look"])
 def test_a_job_of_another_name_is_a_guest(job: str) -> None:
     spec = ClusterSpec({"ps": ["a:1"], "evaluator": ["a:2"], "worker": ["a:3"], "lock": ["a:4"]})
-    spec.check_guest(job)
+    check_guest(spec, job)
     ClusterState(spec).admit(Task(job, -1), None, [])
 
 

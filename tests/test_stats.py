@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -161,17 +162,19 @@ def test_a_worker_that_never_reads_again_is_warned_of_once(
     )
 
 
-def test_the_watch_ends_with_the_cluster_and_when_the_server_is_gone() -> None:
+def test_the_watch_ends_with_the_cluster_and_not_when_the_server_is_gone() -> None:
     seen = []
 
     def look() -> Stats:
         seen.append(1)
-        raise paceline.Disconnected("gone")
+        raise paceline.Disconnected("gone") if len(seen) == 1 else paceline.Closed("over")
 
     watch = Watch(look, every=0.001, window=0.01)
     watch.start()
     watch.start()
-    until(lambda: seen)
+    until(
+        lambda: len(seen) == 2 and "paceline-watch" not in [t.name for t in threading.enumerate()]
+    )
     watch.close()
     watch.close()
-    assert len(seen) == 1
+    assert len(seen) == 2

@@ -25,6 +25,7 @@ from paceline.core.errors import (
 )
 from paceline.core.names import text
 from paceline.core.numbers import int64
+from paceline.core.spec import check_guest
 from paceline.lines import Anew, Lines
 from paceline.pending import within
 from paceline.spec import ClusterSpec
@@ -185,7 +186,7 @@ def member(
             )
         spec.address(job, index)
     else:
-        spec.check_guest(job)
+        check_guest(spec, job)
     serving = spec.servers(servers)
     targets = [(str(task), spec.target(*task)) for task in serving]
     known = secret_files.found(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.core.errors import Disconnected, Refused, SchemaError, UnknownName
-from paceline.core.spec import Spec, Task
+from paceline.core.spec import Spec, Task, check_guest
 from paceline.core.waiting import NOT_YET, NotYet
 
 CHIEFS = ("chief", "master")
@@ -99,7 +99,7 @@ class ClusterState:
                 raise Refused(f"no task {task} in the cluster; job '{task.job}' has {there}")
         else:
             try:
-                self.spec.check_guest(task.job)
+                check_guest(self.spec, task.job)
             except UnknownName as e:
                 raise Refused(str(e)) from None
 

@@ -196,36 +196,37 @@ class Spec:
                     return f"{job}:{index} is {_at(here)} here, {_at(there)} there"
         return None
 
-    def check_guest(self, job: str) -> None:
-        """Whether a session may have a job that the cluster has not.
-
-        Raises:
-            UnknownName: it reads like one that the cluster has; the message lists that one first.
-        """
-        if not (job in GUESTS or job.endswith(".operations")) and self._near(job):
-            raise UnknownName(
-                f"no job {job!r} in the cluster; there are {self._nearest(job)}; a session that is"
-                " none of them has no job, or one of another name"
-            )
-
     def _of(self, job: str) -> dict[int, str]:
         if job not in self._tasks:
-            raise UnknownName(f"no job {job!r} in the cluster; there are {self._nearest(job)}")
+            listed = [*dict.fromkeys([*_near(job, self.jobs), *self._tasks])]
+            raise UnknownName(f"no job {job!r} in the cluster; there are {listed}")
         return self._tasks[job]
-
-    def _near(self, job: str) -> list[str]:
-        """The jobs whose names are like that one, the nearest first."""
-        plain = {each.casefold(): each for each in self._tasks}
-        near = difflib.get_close_matches(job.casefold(), plain, cutoff=ALIKE)
-        return [plain[each] for each in near]
-
-    def _nearest(self, job: str) -> list[str]:
-        return list(dict.fromkeys([*self._near(job), *self._tasks]))
 
 
 def outside(spec: Spec, job: str) -> bool:
     """Whether that is the job of tasks that look at a cluster and are none of its own."""
     return job == WATCHING and job not in spec.jobs
+
+
+def check_guest(spec: Spec, job: str) -> None:
+    """Whether a session may have a job that the cluster has not.
+
+    Raises:
+        UnknownName: it reads like one that the cluster has; the message lists that one first.
+    """
+    if not (job in GUESTS or job.endswith(".operations")) and _near(job, spec.jobs):
+        try:
+            spec.num_tasks(job)
+        except UnknownName as e:
+            said = "a session that is none of them has no job, or one of another name"
+            raise UnknownName(f"{e}; {said}") from None
+
+
+def _near(job: str, jobs: Iterable[str]) -> list[str]:
+    """Those whose names are like that one, the nearest first."""
+    plain = {each.casefold(): each for each in jobs}
+    near = difflib.get_close_matches(job.casefold(), plain, cutoff=ALIKE)
+    return [plain[each] for each in near]
 
 
 def _names(servers: Any) -> tuple[str, ...]:
