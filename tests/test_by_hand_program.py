@@ -340,6 +340,34 @@ def test_an_error_in_run_reaches_the_chief_and_the_others_may_stop(tasks: Tasks)
     assert str(tasks.error("worker:0")) == "no luck"
 
 
+def test_the_chief_says_who_failed_also_between_two_looks(
+    tasks: Tasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    def program(cluster: paceline.Cluster) -> None:
+        if not cluster.is_chief:
+            return
+        for luck in ("no luck", "none again"):
+            with pytest.raises(ValueError, match=f"^{luck}$"), tasks.session("worker:0"):
+                raise ValueError(luck)
+        # There again before anybody looked.
+        with tasks.session("worker:0"):
+            workers = {each.name: each for each in cluster.stats().workers}
+        assert (workers["worker:0"].starts, workers["worker:1"].starts) == (3, 1)
+        assert cluster.session.resources()["ended"] == {
+            "worker:0": [2, "has failed: ValueError: none again"]
+        }
+        with pytest.raises(ValueError, match=r"^late$"), tasks.session("worker:1"):
+            raise ValueError("late")
+
+    tasks.start(program, "chief:0")
+    tasks.result("chief:0")
+    told = [text for text in caplog.messages if " has failed" in text]
+    assert told == [
+        "chief:0: worker:0 has failed: ValueError: none again (2 times since)",
+        "chief:0: worker:1 has failed: ValueError: late",
+    ]
+
+
 def test_an_error_in_a_collection_is_its_worker_s_and_another_may_take_its_place(
     tasks: Tasks,
 ) -> None:

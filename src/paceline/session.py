@@ -222,7 +222,8 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         What is in a container is listed as `name in container 'x'`. `shared` is a list of all that
         was made, in the order of making on each server: each with its `kind`, `name`, `container`,
         `where` it is (a task, or an address), `by` whom it was made, and the seconds since (`age`);
-        and of a variable that is spread, the tasks that have `parts` of it.
+        and of a variable that is spread, the tasks that have `parts` of it. `ended` has the tasks
+        that failed or were lost before they were done: how often, and how the last time.
         """
         content: dict[str, Any] = {}
         for line in self._lines.again():

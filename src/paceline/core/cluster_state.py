@@ -40,6 +40,8 @@ class ClusterState:
         failed: whether it was asked to because something failed.
         final: whether nobody's wait will end well any more, but a chief's.
         homes: for each kind and name the task that has it.
+        ended: for each task without a server that ended before it was done, how often it did, and
+            in words how it did the last time.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ClusterState:
         self.reason: str | None = None
         self.failed = self.final = False
         self.homes: dict[tuple[str, str], str] = {}
+        self.ended: dict[Task, tuple[int, str]] = {}
         self.restoring = False
         """Whether this server was started again, and its launcher brings back what it held."""
         self._acting = [task for task in spec.tasks() if task not in servers] if spec else []
@@ -120,6 +123,9 @@ class ClusterState:
         self._alive.discard(task)
         if goodbye and not failed:
             self._left.add(task)
+        elif task in self._acting:
+            how = f"has failed: {failed}" if failed else "was lost"
+            self.ended[task] = self.ended.get(task, (0, ""))[0] + 1, how
         chief = self.spec is not None and task in self._acting and task.job in CHIEFS
         if goodbye and chief and self.reason is None:
             self.reason = f"{task} failed: {failed}" if failed else f"{task} has left"

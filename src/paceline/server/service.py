@@ -355,6 +355,7 @@ class Service:
         content = self._listings()
         content["shared"] = self.containers.listing()
         content["members"] = [member.name for member in self.members.alive.values()]
+        content["ended"] = {str(task): told for task, told in self.cluster.ended.items()}
         content["present"] = list(map(str, self.cluster.present()))
         self.answer(peer, frame.request, m.Text(content))
 

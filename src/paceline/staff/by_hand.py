@@ -14,6 +14,7 @@ from paceline.calling import told
 from paceline.collection import Collection, Elsewhere
 from paceline.core import messages as m
 from paceline.core.account import CALLS, Account
+from paceline.core.attendance import Attendance
 from paceline.core.clock import checked_timeout
 from paceline.core.cluster_state import CHIEFS
 from paceline.core.errors import (
@@ -30,6 +31,7 @@ from paceline.core.program_state import ANY_LIFE
 from paceline.core.spec import Spec, Task
 from paceline.core.stats import Place, Stats
 from paceline.packing import copied, memory, pack
+from paceline.pending import within
 from paceline.plans import Plan
 from paceline.post_mortems import AUTO
 from paceline.reach import Waiting
@@ -74,10 +76,11 @@ class ByHand(Staff):
         self._life = ANY_LIFE
         self._hands = _Hands(session)
         self._collections: dict[str, tuple[str, Collection[Any]]] = {}
-        self._missing: list[str] = []
         self._error: BaseException | None = None
         self._task = Task.parse(session.task)
         self.is_chief = self._task.job in CHIEFS
+        ended = session.resources()["ended"] if self.is_chief else {}
+        self._attendance = Attendance(self._tasks, ended)
 
     def __repr__(self) -> str:
         return f"tasks started by hand, seen from {self.session.task}"
@@ -141,14 +144,14 @@ class ByHand(Staff):
         return []
 
     def stats(self) -> Stats:
-        members = self.session.resources()["members"]
-        self._say_who_is_missing(members)
+        members = self._look()
         now = time.monotonic()
         places = []
         for job in self._jobs():
             key = self._collects(job)
             for name in self._of(job):
-                places.append(Place(name, name in members, 1, now, key, key is not None))
+                starts = 1 + self._attendance.ended.get(name, 0)
+                places.append(Place(name, name in members, starts, now, key, key is not None))
         return self.snapshot(self._account, places, {})
 
     def failing(self, error: BaseException) -> None:
@@ -156,6 +159,10 @@ class ByHand(Staff):
 
     def close(self) -> None:
         error = self._error
+        if self.is_chief:
+            with suppress(PacelineError):
+                shared = within(LOOK, self.session.resources)
+                self._say(self._attendance.failures(shared["ended"]))
         # A session hears what ended its block, and tells the others.
         self.session.__exit__(None if error is None else type(error), error, None)
 
@@ -216,18 +223,18 @@ class ByHand(Staff):
             line.give_back()
             return result
 
-    def _look(self, when: str = "") -> None:
-        self._say_who_is_missing(self.session.resources()["members"], when)
+    def _look(self, when: str = "") -> list[str]:
+        """The members; the chief says who has failed since, and who is missing."""
+        shared = self.session.resources()
+        members: list[str] = shared["members"]
+        if self.is_chief:
+            self._say(self._attendance.failures(shared["ended"]))
+            self._say(self._attendance.missing(members, when))
+        return members
 
-    def _say_who_is_missing(self, members: list[str], when: str = "") -> None:
-        missing = [name for name in self._tasks if name not in members]
-        if not self.is_chief or (missing == self._missing and not (missing and when)):
-            return
-        self._missing = missing
-        if missing:
-            _log.warning("%s: missing%s: %s", self.session.task, when, ", ".join(missing))
-        else:
-            _log.warning("%s: everybody is here", self.session.task)
+    def _say(self, told: list[str]) -> None:
+        for each in told:
+            _log.warning("%s: %s", self.session.task, each)
 
     # A worker's part
 
