@@ -80,7 +80,7 @@ class Mirror(Closing):
         if not sys.platform.startswith("linux"):
             raise Unsupported(f"{what} needs names of sockets without files, which Linux has")
         addresses = [str(Address.parse(target)) for _, target in servers]
-        if not any(address.startswith("tcp:") for address in addresses):
+        if not any(address.startswith(("tcp:", "near:")) for address in addresses):
             raise SchemaError(
                 f"{what} is for servers that are reached over TCP, these share memory with this"
                 f" host: {', '.join(addresses)}"

@@ -36,11 +36,14 @@ def versions() -> dict[str, str]:
     return {"paceline": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
 
 
-def host() -> str:
-    """Something that only processes of one host have in common, which can then see each other."""
+def host(namespace: str = "pid") -> str:
+    """Something that only processes of one host have in common, and of one such namespace.
+
+    These can see each other or, for `net`, reach each other by names.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+            return f"{file.read().strip()} {os.readlink(f'/proc/self/ns/{namespace}')}"
     except OSError:
         return platform.node()
 
@@ -113,6 +116,7 @@ class Actor:
             "node": ray.get_runtime_context().get_node_id(),
             "address": self._link.host,
             "host": host(),
+            "network": host("net"),
             "pid": os.getpid(),
             "used": self._thread is not None,
         }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RuntimeEnvSetupError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from paceline.core.errors import Disconnected, Refused, SchemaError, Unsupported
+from paceline.engines._actor import REMEDY
 from paceline.engines.wishes import Ray
 
 _log = logging.getLogger("paceline")
@@ -159,3 +160,18 @@ class Room:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def became(error: BaseException) -> str:
+    """What Ray says of an actor that does not answer, in one line."""
+    said = " ".join(str(error).split())
+    if "node has died" in said or "node was terminated" in said:
+        return f"its node died ({said})"
+    if isinstance(error, RuntimeEnvSetupError):
+        return f"its environment could not be made: {said}"
+    if "failed to import" in said or "No module named 'paceline'" in said:
+        return f"paceline cannot be imported where it was placed; {REMEDY}: {said}"
+    if isinstance(error, ActorDiedError):
+        _, _, last = said.rpartition("The actor is dead because ")
+        return f"its process died: {last or said}"
+    return f"its process, or its node, cannot be reached any more: {said}"

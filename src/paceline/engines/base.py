@@ -77,7 +77,8 @@ class TaskSpec:
     `devices` are the accelerators that the task sees, as in `CUDA_VISIBLE_DEVICES`; with `None` the
     engine says. `env` adds variables of the environment and wins over what the rest would set. The
     descriptors in `inherit` stay open in the task under their numbers, where the task is a process
-    of this host. One that `stays` is, under its name, started again only where it was.
+    of this host. One that `stays` is, under its name, started again only where it was; `node` is
+    where it has to be, as another task says that is there.
     """
 
     name: str
@@ -87,6 +88,7 @@ class TaskSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     inherit: tuple[int, ...] = ()
     stays: bool = False
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,9 @@ class Task(ABC):
         self._name = name
         self._exit: Exit | None = None
         self._stopping = False
+        self.host = self.node = ""
+        """Where it is, where the engine has several hosts and has placed it: one host may be
+        several of its nodes."""
 
     @final
     @property
@@ -207,6 +212,9 @@ class Engine(Closing):
 
     def forget(self, name: str) -> None:
         """No task of that name will be started again."""
+
+    placed: Callable[[Task], None] = staticmethod(lambda task: None)
+    """Hears where each task is, on the engine's own thread, as a listener does."""
 
     near: bool = True
     """Whether tasks are on this host, and inherit descriptors."""

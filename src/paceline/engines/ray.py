@@ -20,13 +20,12 @@ from ray.exceptions import (
     ActorUnavailableError,
     GetTimeoutError,
     RayError,
-    RuntimeEnvSetupError,
 )
 
 from paceline.core.errors import Closed, FunctionError, TimedOut, WorkerFailed
-from paceline.engines._actor import GROUPS, PROTOCOL, REMEDY, Actor, host, versions
+from paceline.engines._actor import GROUPS, PROTOCOL, Actor, host, versions
 from paceline.engines._loop import Loop
-from paceline.engines._room import Room, connected
+from paceline.engines._room import Room, became, connected
 from paceline.engines.base import Engine, Exit, Listener, Task, TaskSpec, hygiene
 from paceline.engines.wishes import Ray
 
@@ -166,6 +165,8 @@ class RayTask(Task):
         self._begun = True
         if found["host"] == host():
             self._pid = found["pid"]
+        self.host, self.node = found["network"], found["node"]
+        self._loop.tell(self._engine.placed, self)
         self._ask(lambda _: None, "work", "work", self._target, sys.path)
         self._ask(self._took, "take", "take")
         self._flush()
@@ -325,7 +326,7 @@ class RayEngine(Engine):
         return task
 
     def _made(self, what: str, spec: TaskSpec) -> _Body:
-        options = self._room.options(spec.name, self._places.get(spec.name))
+        options = self._room.options(spec.name, spec.node or self._places.get(spec.name))
         leaves_devices = "num_gpus" in options
         env = hygiene(replace(spec, devices=None) if leaves_devices else spec)
         try:
@@ -377,21 +378,6 @@ class RayEngine(Engine):
         self._kill_all()
         for task in tuple(self._tasks):
             task._finish(Exit(signal="SIGKILL"))
-
-
-def became(error: BaseException) -> str:
-    """What Ray says of an actor that does not answer, in one line."""
-    said = " ".join(str(error).split())
-    if "node has died" in said or "node was terminated" in said:
-        return f"its node died ({said})"
-    if isinstance(error, RuntimeEnvSetupError):
-        return f"its environment could not be made: {said}"
-    if "failed to import" in said or "No module named 'paceline'" in said:
-        return f"paceline cannot be imported where it was placed; {REMEDY}: {said}"
-    if isinstance(error, ActorDiedError):
-        _, _, last = said.rpartition("The actor is dead because ")
-        return f"its process died: {last or said}"
-    return f"its process, or its node, cannot be reached any more: {said}"
 
 
 def _listed(found: dict[str, str]) -> str:

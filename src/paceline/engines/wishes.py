@@ -15,6 +15,9 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 KEYS = ("num_cpus", "num_gpus", "memory", "resources")
 
+MIRROR = "mirror"
+"""The job of tasks that wait for others most of the time."""
+
 _WORKER: Mapping[str, Any] = MappingProxyType({"num_cpus": 1})
 
 
@@ -67,6 +70,8 @@ class Ray:
     def of(self, task: str) -> dict[str, float]:
         """What a task takes, by the name of the resource as Ray's clusters count it."""
         job = task.partition(":")[0]
+        if job == MIRROR:
+            return {}
         asked = self.ps if job == "ps" else self.jobs.get(job, self.worker)
         named = {
             "CPU": asked.get("num_cpus", 0),

@@ -12,6 +12,7 @@ from paceline.core.cluster_state import RESTORER
 from paceline.core.errors import Closed, Disconnected, SchemaError
 from paceline.engines.base import engine
 from paceline.hosting.base import GRACE, Hosting, OnEnd, Wanted
+from paceline.hosting.mirrors import Mirrors
 from paceline.hosting.servers import START_LIMIT, Fleet, InProcess
 from paceline.session import Session
 from paceline.worker.line import Setup
@@ -43,6 +44,8 @@ class Anywhere(Hosting):
         self._secret = secrets.token_bytes(32)
         self._names = [f"ps:{index}" for index in range(wanted.servers)]
         self._fleet = Fleet(self._secret)
+        self._mirrors = Mirrors(self.engine, self._secret)
+        self.engine.placed = self._mirrors.placed
         self._targets: tuple[str, ...] = ()
 
     def start(self, on_end: OnEnd, workers: Sequence[str]) -> None:
@@ -55,6 +58,7 @@ class Anywhere(Hosting):
         self._fleet.target = self._targets[0]
         for server in servers:
             server.send(ps.Servers(self._targets))
+        self._mirrors.servers = tuple(zip(self._names, self._targets, strict=True))
 
     def setup(self, job: str, index: int, seed: int) -> Setup:
         return Setup(
@@ -106,6 +110,7 @@ class Anywhere(Hosting):
             server.send(ps.Servers(self._targets))
 
     def give_up(self) -> None:
+        self._mirrors.close()
         self._fleet.given_up = True
 
     def close(self) -> None:

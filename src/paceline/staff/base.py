@@ -25,6 +25,7 @@ from paceline.core.stats import (
     of_worker,
     together,
 )  # fmt: skip
+from paceline.engines.wishes import MIRROR
 from paceline.plans import Plan
 from paceline.session import Session
 
@@ -161,7 +162,7 @@ def jobs_of(workers: int | dict[str, int]) -> dict[str, int]:
     """
     jobs = workers if isinstance(workers, dict) else {"worker": workers}
     for job in jobs:
-        if job in ("chief", "ps"):
+        if job in ("chief", "ps", MIRROR):
             raise SchemaError(f"the job {job!r} is not one of workers")
     if not jobs:
         raise SchemaError("a cluster has at least one worker")
