@@ -27,7 +27,7 @@ FLOORS: dict[str, int] = {
         " secret pending",
         2: "server connection packing placement checkpoints post_mortems",
         3: "requests linked batches lines handles stores rows shares cuts mirrors",
-        4: "reach noting variables spread queues accumulators counters readers barriers"
+        4: "reach lookout noting variables spread queues accumulators counters readers barriers"
         " operations leaves",
         5: "replicas resources plans restoring",
         6: "session ps mirroring",

@@ -55,7 +55,8 @@ class Lines:
         self._anew = anew
         self.mended = False
         """Whether a server has ended and was joined again."""
-        self._ending = threading.Event()
+        self.ending = threading.Event()
+        """Set once no line is replaced any more."""
         self._why: PacelineError | None = None
         self._joining = {task: threading.Lock() for task in self._by_task or [""]}
         self.held: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -218,7 +219,7 @@ class Lines:
         try:
             if self._at(task) is not found:
                 return self._at(task)
-            made = self._anew(task, left(timeout, began), self._ending)
+            made = self._anew(task, left(timeout, began), self.ending)
             made.conduct, made.explain, made.task = self.conduct, found.explain, task
             if self._by_task:
                 self._by_task[task] = made
@@ -233,7 +234,7 @@ class Lines:
             # Whoever still has it goes over, as it would not from a session that was closed.
             found.fail(Disconnected(f"the server at {found.address} was started again"))
             found.close()
-            if self._ending.is_set():
+            if self.ending.is_set():
                 made.close()
             elif made is self.first:
                 self._tell_homes(made)
@@ -278,7 +279,7 @@ class Lines:
                 # Meanwhile they may be other tasks, and others may have replaced lines.
                 pairs = [*used.items(), *self.now(tasks()).items()]
                 gone = [task for task, line in pairs if not line.alive() and not line.forked]
-                if not gone or self._anew is None or self._ending.is_set():
+                if not gone or self._anew is None or self.ending.is_set():
                     raise
             with said_of(what, TimedOut):
                 for task in gone:
@@ -293,7 +294,7 @@ class Lines:
     def end(self, why: PacelineError | None = None) -> None:
         """From now on no line is replaced; whoever waits for one gets what is there, or `why`."""
         self._why, self.lasting = self._why or why, False
-        self._ending.set()
+        self.ending.set()
         if why is None:
             # They hold this, which a ring would keep beyond its end.
             for line in self.all:
@@ -324,7 +325,7 @@ class Lines:
 
     def _replaces(self, task: str) -> bool:
         """Whether a line to that task is replaced when its server has ended."""
-        return self._anew is not None and not self._ending.is_set() and bool(task or self.lasting)
+        return self._anew is not None and not self.ending.is_set() and bool(task or self.lasting)
 
     def know(self, other: Lines) -> None:
         """Bring to servers what another session, and the servers, know: homes of names, resets."""

@@ -342,6 +342,18 @@ class Replies(ABC):
             for waiter in list(self._waiters.values()):
                 waiter.rouse()
 
+    def ending(self) -> PacelineError | None:
+        """Why a connection that is not there any more has ended, if that is known."""
+        if self._broken is None and self._reading.acquire(blocking=False):
+            try:
+                while (frame := self._source.receive(0)) is not None:
+                    self._dispatch(frame)
+            except PacelineError as e:
+                self._break(e)
+            finally:
+                self._pass_on()
+        return self._broken
+
     def _last_word(self) -> PacelineError | None:
         """Why the server ended the connection, if it said so and nobody has read it yet."""
         if self._broken is None and self._reading.acquire(blocking=False):

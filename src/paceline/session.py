@@ -19,6 +19,7 @@ from paceline.core.names import containers as named_containers
 from paceline.core.spec import Spec
 from paceline.handles import PATIENCE
 from paceline.lines import Lines
+from paceline.lookout import Lookout
 from paceline.mirrors import Mirror
 from paceline.operations import Offer, Operations
 from paceline.pending import limited
@@ -116,6 +117,7 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
             self._lines, joined = reached_all(targets, joining, limit)
         self._lines.container = container
         self.task = f"{joining.job}:{joined.index}"
+        self._lookout = None if self.spec is None else Lookout(self._lines, self.task)
         addresses = [line.address for line in self._lines.all]
         self._mirror = Mirror(joining.secret, addresses, self.task, self._lines.conduct)
         self._closed = False
@@ -348,6 +350,8 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
             return
         self._closed = True
         self._lines.end()
+        if self._lookout is not None:
+            self._lookout.join()
         self._mirror.close()
         # All goodbyes before the first end: a chief's may end its servers.
         with ExitStack() as ends:
