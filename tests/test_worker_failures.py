@@ -38,6 +38,11 @@ from paceline import Closed, Disconnected, WorkerFailed
 # What a worker's function does to its process
 
 
+def killed(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of kills; on a busy machine there is more in the log, of what is slow."""
+    return [told for told in caplog.messages if "killed" in told]
+
+
 def test_a_killed_worker_is_noticed_told_in_one_line_and_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -49,11 +54,11 @@ def test_a_killed_worker_is_noticed_told_in_one_line_and_replaced(
         victim = int(batches.next().data["pid"][0])
         os.kill(victim, signal.SIGKILL)
         began = time.monotonic()
-        until(lambda: caplog.records)
+        until(lambda: killed(caplog))
         assert time.monotonic() - began < 1
         until(lambda: set(batches.next().data["pid"]) - {victim})
         assert accounted(batches.stats())
-    [told] = caplog.messages
+    [told] = killed(caplog)
     assert re.fullmatch(
         r"worker:0 was killed by SIGKILL \(seed \d+, item \d+, parameters' version 1\);"
         r" it is restarted",
@@ -73,7 +78,7 @@ def test_a_function_that_exits_its_process_is_started_again(
         caplog.clear()
         seeds = cluster.collect(exits, batch_size=2).next().data
     assert len(set(seeds)) == 2
-    assert "worker:0 ended with exit status " in caplog.messages[0]
+    assert any("worker:0 ended with exit status " in told for told in caplog.messages)
 
 
 def test_a_worker_that_ends_without_a_word_is_replaced() -> None:
