@@ -110,6 +110,29 @@ def test_two_processes_for_one_task_and_the_second_is_refused(hand: Hand) -> Non
         assert err == "interrupted\n"
 
 
+ELSEWHERE = """
+import signal
+import threading
+import paceline
+
+with paceline.Server(paceline.ClusterSpec.from_file("cluster.toml"), job_name="ps") as server:
+    [other] = [each for each in threading.enumerate() if each.name == "paceline-server"]
+    late = threading.Timer(0.2, signal.pthread_kill, (other.ident, signal.SIGINT))
+    late.start()
+    try:
+        server.join()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_server_whichever_thread_is_given_the_signal(tmp_path: Path) -> None:
+    toml(cluster(tmp_path, "unix", ps=1, worker=1), tmp_path / "cluster.toml")
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    out, _ = ended(start("elsewhere.py", folder=tmp_path))
+    assert out == "interrupted\n"
+
+
 def test_a_port_in_use_is_told_with_what_to_do(hand: Hand) -> None:
     first = hand.serve(0)
     lines_until(first, "missing: ")

@@ -33,6 +33,10 @@ GRACE = 2.0
 """Seconds that a stopped cluster's processes have to say goodbye."""
 
 
+LOOK = 0.5
+"""Seconds after which `join` looks whether it was interrupted."""
+
+
 class Server(Closing):
     """Serves a task of a cluster at its address, and at no other, in a thread of this process.
 
@@ -138,7 +142,8 @@ class Server(Closing):
                     left = grace if left is None else min(left, grace)
                 if deadline is not None and now >= deadline:
                     raise TimedOut(f"join {self.task} after {limit} s: {self.told()}")
-                self._changed.wait(left)
+                # Another thread may have been given the signal of a Ctrl-C, which wakes none here.
+                self._changed.wait(LOOK if left is None else min(left, LOOK))
         if self._error is not None:
             raise self._error
 
