@@ -11,6 +11,8 @@ from hands import Hand, cluster, ended, lines_until, when_ended
 from programs import EXAMPLES
 
 import paceline
+from paceline.post_mortems import read
+from paceline.replay import replay
 
 TRAIN = """
 import os
@@ -55,6 +57,67 @@ with paceline.Cluster.from_environment(seed=3, progress="quiet") as cluster:
         assert found == []
     print("the end", flush=True)
 """
+
+
+FAILS = """
+import sys
+import numpy as np
+import paceline
+
+
+def play(policy, worker):
+    for n in range(3):
+        snapshot = policy.read()
+        yield worker.seed
+    print("seed", worker.seed, flush=True)
+    policy.assign(np.full(2, 9.0))
+    raise ValueError(f"item {n + 1} with {snapshot.tree}")
+
+
+def last(policy):
+    snapshot = policy.read()
+    raise ValueError(f"it is {snapshot.tree}")
+
+
+with paceline.Cluster.from_environment(progress="quiet", post_mortem="dead") as cluster:
+    policy = cluster.variable("policy", np.full(2, 4.0))
+    if sys.argv[1] == "run":
+        cluster.run(last, policy)
+    for batch in cluster.collect(play, policy, batch_size=1, max_lag=None):
+        pass
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["collect", "run"])
+def test_a_worker_whose_function_raises_names_a_file_that_runs_it_again(
+    tmp_path: Path, how: str
+) -> None:
+    hand = Hand(tmp_path, cluster(tmp_path, ps=1, chief=1, worker=1), fails=FAILS)
+    try:
+        lines_until(hand.serve(0), "missing: ")
+        chief = hand.run("fails.py", "chief", 0, "--", how)
+        out, err = ended(hand.run("fails.py", "worker", 0, "--", how), 1)
+        if how == "run":
+            # The file is on the worker's host, not on the chief's.
+            assert "paceline replay" not in ended(chief, 1)[1]
+    finally:
+        hand.close()
+    paths = re.findall(r"paceline replay (/\S*/dead/worker-0-\S+)$", err, re.MULTILINE)
+    assert len(paths) == 1, err
+    [path] = paths
+    found = read(path)
+    assert found.facts.worker == "worker:0"
+    assert found.variables["policy"].tolist() == [4.0, 4.0]
+    outcome = replay(found)
+    if how == "run":
+        assert (found.facts.function, found.facts.item) == ("last", None)
+        assert str(outcome.error) == "it is [4. 4.]"
+    else:
+        assert (found.facts.function, found.facts.item) == ("play", 3)
+        assert f"seed {found.facts.seed}\n" in out
+        assert str(outcome.error) == "item 3 with [4. 4.]"
+        assert outcome.items == 3
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ class Tasks:
 
     def __init__(self, spec: paceline.ClusterSpec) -> None:
         self.spec = spec
+        self.post_mortem: Path | None = None
         self._pool = ThreadPoolExecutor()
         self.started: dict[str, Future[Any]] = {}
 
@@ -44,7 +45,9 @@ class Tasks:
             return program(cluster)
 
     def cluster(self, task: str) -> paceline.Cluster:
-        return paceline.Cluster(self.session(task), seed=SEED, progress="quiet")
+        return paceline.Cluster(
+            self.session(task), seed=SEED, progress="quiet", post_mortem=self.post_mortem
+        )
 
     def session(self, task: str, timeout: float = LIMIT) -> paceline.Session:
         job, _, index = task.partition(":")
@@ -60,6 +63,8 @@ class Tasks:
 
     def close(self) -> None:
         self._pool.shutdown()
+        # Errors hold what their frames have.
+        self.started.clear()
 
 
 @pytest.fixture
@@ -465,6 +470,29 @@ def test_a_chief_that_fails_is_an_error_of_the_workers_too(tasks: Tasks) -> None
         )
 
 
+def test_what_a_function_does_not_let_be_written_is_said_and_the_failure_stays(
+    tasks: Tasks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks.post_mortem = tmp_path / "dead"
+    stay = threading.Event()
+
+    def fails(policy: paceline.Variable[Any], worker: paceline.Worker) -> None:
+        if worker.index == 0:
+            raise ValueError(f"no luck, {stay} is there")
+
+    def program(cluster: paceline.Cluster) -> Any:
+        policy = cluster.variable("policy", np.zeros(1))
+        return cluster.run(fails, policy)
+
+    tasks.start(program, *ALL)
+    error = tasks.error("worker:0")
+    assert str(error).startswith("no luck")
+    assert not hasattr(error, "__notes__")
+    assert not tasks.post_mortem.exists()
+    assert "worker:0 leaves no post-mortem: fails cannot be sent to a worker: " in caplog.text
+    assert isinstance(tasks.error("chief:0"), paceline.TaskFailed)
+
+
 def test_whether_to_stop_is_asked_ten_times_a_second_at_most() -> None:
     asked: list[float] = []
 
@@ -491,7 +519,9 @@ def test_a_cluster_by_hand_knows_its_tasks_and_is_one_of_them(tasks: Tasks) -> N
     with pytest.raises(paceline.SchemaError, match="open the session on a ClusterSpec"):
         paceline.Cluster(paceline.Session())
     for more in ({"restarts": 5}, {"checkpoint": "here"}):
-        with pytest.raises(paceline.SchemaError, match="only seed and progress can be said"):
+        with pytest.raises(
+            paceline.SchemaError, match="only seed, post_mortem and progress can be said"
+        ):
             paceline.Cluster(tasks.spec, **more)
     with tasks.cluster("chief:0") as made:
         with pytest.raises(paceline.SchemaError, match=r"no workers of job 'actor'; there are \["):

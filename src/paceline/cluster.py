@@ -48,11 +48,10 @@ class Cluster(Closing):
     Args:
         workers: how many, or how many of each job: `{"actor": 8, "eval": 1}`. Or a `ClusterSpec`
             whose tasks somebody starts by hand, or a session on one, which is closed with the
-            cluster: then `seed` and `progress` are all there is to say.
-        ps: how many servers, `ps:0`, `ps:1`, ..., each in a process of its own. 0 has one in a
-            thread of this process, which takes turns with what else runs here: a request takes
-            thousands of microseconds while the program computes. Without processes one server
-            stands for all.
+            cluster: then `seed`, `post_mortem` and `progress` are all there is to say.
+        ps: how many servers, `ps:0`, `ps:1`, ..., each in a process of its own; without processes
+            one stands for all. 0 has one in a thread of this process: a request takes thousands of
+            microseconds while the program computes.
         engine: `processes`, `threads` of this process, `serial` for everything in this one thread,
             in a fixed order; or actors of a Ray cluster: `ray`, or a `Ray` that says more.
         seed: of the run; each worker's own seed comes from it. By default another one each time.
@@ -62,9 +61,9 @@ class Cluster(Closing):
         transport: how processes reach the server: `unix`, with shared memory, or `tcp`, at
             127.0.0.1; where everything is in one process there is nothing to reach.
         checkpoint: a folder, made if there is none, for one cluster at a time. What its newest good
-            checkpoint has is brought back before workers start: what `Session.save` says, in all
-            containers. It is saved there as the cluster goes on, and when it ends without
-            an error or by Ctrl-C. A server that dies is started again with what was saved.
+            checkpoint has is brought back before workers start. It is saved there as the cluster
+            goes on, and when it ends without an error or by Ctrl-C. A server that dies is started
+            again with what was saved.
         save_every: seconds from one checkpoint to the next; `None` saves at the end, and soon after
             a variable was made.
         keep: how many checkpoints stay.
@@ -103,9 +102,9 @@ class Cluster(Closing):
         progress: Mode = "auto",
     ) -> None:
         jobs = {} if isinstance(workers, Spec | Session) else jobs_of(workers)
-        said = ps, engine, restarts, worker_threads, worker_devices, transport
+        said = ps, engine, restarts, worker_threads, worker_devices, transport, checkpoint
         if not jobs:
-            check_by_hand(*said, checkpoint, post_mortem)
+            check_by_hand(*said)
         self._keeper = None if checkpoint is None else Keeper(checkpoint, save_every, keep)
         self.seed = secrets.randbits(63) if seed is None else seed
         spent = account(STARTING)
@@ -113,7 +112,7 @@ class Cluster(Closing):
         self._collections: list[Collection[Any]] = []
         self._progress = display(progress, ticks=engine != "serial")
         if isinstance(workers, Spec | Session):
-            self._staff = ByHand(workers, spent, seed=self.seed)
+            self._staff = ByHand(workers, spent, seed=self.seed, post_mortem=post_mortem)
         else:
             self._staff = Launched(
                 jobs,
@@ -144,7 +143,12 @@ class Cluster(Closing):
 
     @classmethod
     def from_environment(
-        cls, *, seed: int | None = None, progress: Mode = "auto", **options: Any
+        cls,
+        *,
+        seed: int | None = None,
+        progress: Mode = "auto",
+        post_mortem: str | os.PathLike[str] | None = AUTO,
+        **options: Any,
     ) -> Self:
         """A cluster of tasks that were started by hand; this process is one of them.
 
@@ -160,7 +164,7 @@ class Cluster(Closing):
         """
         session = Session.from_environment(**options)
         try:
-            return cls(session, seed=seed, progress=progress)
+            return cls(session, seed=seed, progress=progress, post_mortem=post_mortem)
         except BaseException as e:
             session.__exit__(type(e), e, None)
             raise
@@ -327,17 +331,13 @@ class Cluster(Closing):
         return self._staff.stats()
 
     def processes(self) -> dict[str, int]:
-        """The numbers of the processes that it started and that live, by task: `worker:0`, `ps:0`.
-
-        Threads, and what runs in this process, are not among them.
-        """
+        """The numbers of the processes that it started and that live, by task: `worker:0`."""
         return self._staff.processes()
 
     def save(self) -> Path:
         """Write a checkpoint now, while training goes on; its folder.
 
-        Its step is the number of batches that were handed over, those before it was resumed
-        included. Each variable is whole, at one version.
+        Its step is the number of batches handed over, those before it was resumed included.
 
         Raises:
             CheckpointError: it cannot be written, or there is no folder; what was saved stays.
@@ -357,10 +357,8 @@ class Cluster(Closing):
         Raises:
             CheckpointError: the last checkpoint cannot be written; everything has ended.
         """
-        if self._closed:
-            return
-        self._closed = True
-        if self.session.connection.forked:
+        closed, self._closed = self._closed, True
+        if closed or self.session.connection.forked:
             # What a forked process has is a copy; the cluster is its parent's.
             return
         try:

@@ -10,16 +10,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from paceline._version import __version__
+from paceline.calling import told
 from paceline.core import tree as trees
 from paceline.core.black_box import Seen
-from paceline.core.errors import PacelineError
-from paceline.core.names import quoted
+from paceline.core.errors import FunctionError, PacelineError
+from paceline.core.names import parts, quoted
 from paceline.core.tree import Tree
+from paceline.crew.calls import packed
 from paceline.post_mortems import Facts, Folder
+from paceline.session import Session
+from paceline.worker.caller import last_read
 from paceline.worker.line import Held
+from paceline.worker.own import Own
 
 _log = logging.getLogger("paceline")
 
@@ -28,6 +35,11 @@ BACKLOG = 8
 
 CLOSING = 10.0
 """Seconds that those which wait are waited for when the cluster ends."""
+
+REPLAY = "run it alone again, in a debugger: paceline replay"
+
+FETCHING = 5.0
+"""Seconds within which a variable for a post-mortem is to be had, or is not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,8 @@ class Reporting:
             return ""
         path = self._folder.place(failure.worker)
         if not self._beside:
-            self._write(path, failure)
+            if not self._write(path, failure):
+                return ""
         else:
             with self._lock:
                 if len(self._waiting) >= BACKLOG:
@@ -89,7 +102,7 @@ class Reporting:
                         target=self._run, name="paceline-post-mortem", daemon=True
                     )
                     self._thread.start()
-        return f"\nrun it alone again, in a debugger: paceline replay {shlex.quote(str(path))}"
+        return f"\n{REPLAY} {shlex.quote(str(path))}"
 
     def close(self) -> None:
         """Wait until what was to be written is there, for `CLOSING` seconds."""
@@ -109,7 +122,7 @@ class Reporting:
                 path, failure = self._waiting.popleft()
             self._write(path, failure)
 
-    def _write(self, path: Path, failure: Failure) -> None:
+    def _write(self, path: Path, failure: Failure) -> bool:
         assert self._folder is not None
         try:
             saved, absent = self._variables(failure)
@@ -138,6 +151,8 @@ class Reporting:
             _log.warning(
                 "the post-mortem of %s, %s, cannot be written: %s", failure.worker, path, e
             )
+            return False
+        return True
 
     def _variables(self, failure: Failure) -> tuple[dict[str, tuple[int, Tree]], dict[str, str]]:
         """The variables that the worker had, as far as they are to be had; and why others not."""
@@ -170,3 +185,75 @@ class Reporting:
             room -= nbytes
             saved[key] = version, tree
         return saved, absent
+
+
+def newest(session: Session, key: str) -> tuple[int, Tree]:
+    """The newest version of a variable, by its key."""
+    known = parts(key)
+    with session.lines.inside(known.container, known.generation):
+        variable: Any = session.variable(known.name, timeout=FETCHING)
+    found = variable.read(timeout=FETCHING)
+    return found.version, found.tree
+
+
+def leaving(
+    folder: Folder | None,
+    do: Callable[..., None],
+    fn: Callable[..., Any],
+    resources: tuple[Any, ...],
+    *,
+    items: bool,
+) -> Callable[[Own], None]:
+    """`do`, which runs a function in this very process, and puts it into a file if it fails.
+
+    The error's notes say which. Nothing travels here: the function is written as it then is, with
+    what it has captured.
+    """
+
+    def done(worker: Own) -> None:
+        try:
+            do(worker, fn=fn, resources=resources)
+        except Exception as e:
+            # Where the server is gone, that is why.
+            if folder is not None and worker.session.lines.alive():
+                line = _left(folder, worker, fn, resources, told(e), items=items)
+                if line:
+                    e.add_note(line)
+            raise
+
+    return done
+
+
+def _left(
+    folder: Folder,
+    worker: Own,
+    fn: Callable[..., Any],
+    resources: tuple[Any, ...],
+    how: str,
+    *,
+    items: bool,
+) -> str:
+    name, seen = worker.session.task, worker.seen()
+    try:
+        function = packed(fn, resources)
+    except FunctionError as e:
+        _log.warning("%s leaves no post-mortem: %s", name, str(e))
+        return ""
+    reporting = Reporting(folder, beside=False)
+    reporting.fetch = partial(newest, worker.session)
+    failure = Failure(
+        name,
+        worker.seed,
+        how,
+        seen,
+        (),
+        {},
+        function.name,
+        function.payload,
+        None,
+        None,
+        seen.items if items else None,
+        function.variables,
+        last_read(resources, reporting.keeps),
+    )
+    return reporting.report(failure).strip()

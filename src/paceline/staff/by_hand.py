@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, TypeVar, cast, final
 
 from paceline import functions
@@ -30,10 +31,11 @@ from paceline.core.numbers import worker_seed
 from paceline.core.program_state import ANY_LIFE
 from paceline.core.spec import Spec, Task
 from paceline.core.stats import Place, Stats
+from paceline.crew.reporting import leaving
 from paceline.packing import copied, memory, pack
 from paceline.pending import within
 from paceline.plans import Plan
-from paceline.post_mortems import AUTO
+from paceline.post_mortems import Folder
 from paceline.reach import Waiting
 from paceline.session import Session
 from paceline.staff.base import Calls, F, OnChange, Staff, checked_job
@@ -44,10 +46,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger("paceline")
 
-_HOSTING = (1, "processes", 3, 1, "", "unix", None, AUTO)
+_HOSTING = (1, "processes", 3, 1, "", "unix", None)
 """What is said of a cluster's tasks by default."""
 
-_BY_HAND = "by hand only seed and progress can be said (session.save and Supervisor save)"
+_BY_HAND = "by hand only seed, post_mortem and progress can be said (session.save, Supervisor save)"
 
 LOOK = 2.0
 """Seconds after which the chief looks again who is missing."""
@@ -61,7 +63,10 @@ class ByHand(Staff):
         SchemaError: the session has no spec, or its task has no part in such a cluster.
     """
 
-    def __init__(self, cluster: Spec | Session, account: Account, *, seed: int) -> None:
+    def __init__(
+        self, cluster: Spec | Session, account: Account, *, seed: int, post_mortem: Any
+    ) -> None:
+        self._folder = None if post_mortem is None else Folder(post_mortem)
         session = cluster if isinstance(cluster, Session) else Session(cluster)
         self.session = session
         try:
@@ -107,7 +112,8 @@ class ByHand(Staff):
         what, key = plan.definition(job), self.session.key(name)
         if not self.is_chief:
             work = Collect(key, b"", plan.stamps, plan.ahead(len(workers)), plan.schedule)
-            self._take_part(job, what, lambda own: yielded(own, work, plan.fn, plan.resources))
+            do, folder = partial(yielded, job=work), self._folder
+            self._take_part(job, what, leaving(folder, do, plan.fn, plan.resources, items=True))
             return Elsewhere(name)
         turns = workers if plan.schedule == "lockstep" else None
         plan.home(self.session.lines, key).call(plan.opening(key, turns, workers))
@@ -140,7 +146,8 @@ class ByHand(Staff):
         what = f"run({functions.name_of(fn)}, job={job!r})"
         if self.is_chief:
             return self._lead(job, what)
-        self._take_part(job, what, lambda own: self._called(own, what, fn, resources))
+        do = partial(self._called, what=what)
+        self._take_part(job, what, leaving(self._folder, do, fn, resources, items=False))
         return []
 
     def stats(self) -> Stats:
@@ -239,10 +246,7 @@ class ByHand(Staff):
     # A worker's part
 
     def _take_part(self, job: str, what: str, do: Callable[[Own], None]) -> None:
-        """Do the next work once the chief has begun it, and wait until it has ended it.
-
-        That of another job is passed.
-        """
+        """Do the next work from its begin to its end by the chief; another job's is passed."""
         self._reached += 1
         if self._task.job != job:
             return

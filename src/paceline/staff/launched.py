@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, final
 
@@ -26,12 +27,13 @@ from paceline.core.errors import (
     TimedOut,
     UnknownName,
 )
-from paceline.core.names import label, parts
+from paceline.core.names import label
 from paceline.core.numbers import times
 from paceline.core.stats import Stats
 from paceline.crew.calls import Asked, packed, variables
 from paceline.crew.collecting import NEEDS_ALL
 from paceline.crew.crew import Crew
+from paceline.crew.reporting import newest
 from paceline.engines.wishes import Ray
 from paceline.handles import lasting
 from paceline.hosting.base import Wanted, hosting
@@ -44,9 +46,6 @@ from paceline.staff.base import Calls, OnChange, Staff, checked_job
 from paceline.worker.line import Collect
 
 _log = logging.getLogger("paceline")
-
-FETCHING = 5.0
-"""Seconds to wait for a variable that belongs into a post-mortem."""
 
 Heard = TypeVar("Heard", bound=Callable[..., object])
 
@@ -127,7 +126,7 @@ class Launched(Staff):
         if self._keeper is None:
             self._crew.begin()
         self.session = self._begun(restarts)
-        self._crew.reporting.fetch = self._fetch
+        self._crew.reporting.fetch = partial(newest, self.session)
         if not self._hosting.engine.near:
             self._crew.bury = self._bury
         if self._keeper is not None:
@@ -351,14 +350,6 @@ class Launched(Staff):
 
     def at(self, worker: str) -> str:
         return self._crew.at(worker)
-
-    def _fetch(self, key: str) -> tuple[int, Any]:
-        """The newest version of a variable, by its key."""
-        known = parts(key)
-        with self.session.lines.inside(known.container, known.generation):
-            variable = self.session.variable(known.name, timeout=FETCHING)
-        found = variable.read(timeout=FETCHING)
-        return found.version, found.tree
 
     def _turns(self, plan: Plan, job: str) -> list[str] | None:
         """The workers in the order of their turns, where they take turns."""

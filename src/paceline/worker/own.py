@@ -10,6 +10,7 @@ from typing import Any
 from paceline.calling import keywords
 from paceline.core import messages as m
 from paceline.core.account import BUSY
+from paceline.core.black_box import SIZE, Seen, seen
 from paceline.core.errors import Closed, PacelineError, TimedOut, WasReset
 from paceline.core.spec import Task
 from paceline.engines.base import Link
@@ -27,8 +28,14 @@ class Own(Worker):
 
     def __init__(self, session: Session, seed: int, is_over: Callable[[], bool]) -> None:
         task = Task.parse(session.task)
-        setup = Setup(None, b"", task.job, task.number, seed)
+        # Nobody but this process reads it, once the function has failed.
+        self._noted = bytearray(SIZE)
+        setup = Setup(None, b"", task.job, task.number, seed, box=self._noted)
         super().__init__(setup, session, _Nobody(is_over))
+
+    def seen(self) -> Seen:
+        """What it has noted."""
+        return seen(bytes(self._noted))
 
     def let_go(self) -> None:
         """Be free again: what this session waits for has no more to do with the work."""
