@@ -71,3 +71,17 @@ def test_a_soak_shows_what_each_process_has_and_fails_when_it_grows() -> None:
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     assert sum(": memory " in line for line in failed) == 6
     assert all(" -> " in line for line in failed), failed
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_what_more_workers_cost() -> None:
+    words = "--workers 1 2 --seconds 0.2 --wait 0.005 --megabytes 8".split()
+    done = subprocess.run(
+        [sys.executable, str(SOAK.with_name("scaling.py")), *words],
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^│ +(\d+) │ +[\d,]+ │ +\d+ % │ +\d+ │$", done.stdout, re.MULTILINE)
+    assert rows == ["1", "2"]
+    assert re.search(r"^-?\d+ MB for each worker more", done.stdout, re.MULTILINE)

@@ -44,10 +44,10 @@ def _file_name(context: click.Context, option: click.Parameter, value: str) -> s
 )
 @click.option(
     "--engine",
-    type=click.Choice(["processes", "serial"]),
+    type=click.Choice(["processes", "serial", "ray"]),
     default="processes",
     show_default=True,
-    help="serial: everything in one thread, the same each time.",
+    help="serial: everything in one thread, the same each time. ray: on a Ray cluster.",
 )
 @click.option(
     "--budget-steps",
