@@ -63,8 +63,17 @@ def _then(method: Callable[..., Any], after: Callable[[Any], object]) -> Callabl
     return both
 
 
-@pytest.mark.parametrize("task", ["ps:0", "ps:1"])
-@pytest.mark.parametrize("moment", ["starting", "joined", "restoring"])
+@pytest.mark.parametrize(
+    ("moment", "task"),
+    [
+        ("starting", "ps:1"),
+        ("joined", "ps:0"),
+        ("restoring", "ps:1"),
+        pytest.param("starting", "ps:0", marks=pytest.mark.slow),
+        pytest.param("joined", "ps:1", marks=pytest.mark.slow),
+        pytest.param("restoring", "ps:0", marks=pytest.mark.slow),
+    ],
+)
 def test_one_that_dies_while_the_cluster_is_launched_is_started_again(
     moment: str, task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,7 +101,14 @@ def test_one_that_dies_while_the_cluster_is_launched_is_started_again(
     ("moment", "folder", "restarts", "times", "said"),
     [
         ("starting", False, 3, 1, "$"),
-        ("starting", True, 1, 2, ", as servers did 2 times; the budget is restarts=1$"),
+        pytest.param(
+            "starting",
+            True,
+            1,
+            2,
+            ", as servers did 2 times; the budget is restarts=1$",
+            marks=pytest.mark.slow,
+        ),
         ("joined", True, 1, 2, ", as servers did 2 times; the budget is restarts=1$"),
     ],
 )
