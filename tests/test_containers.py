@@ -757,7 +757,7 @@ def test_a_reset_says_which_server_is_gone_and_who_finds_names_anew_is_safe(tmp_
             old = session.counter("here", 1)
             servers[1].kill()
             servers[1].wait(DEADLINE_SECONDS)
-            with pytest.raises(Disconnected, match=rf"^{spec.target('ps', 1)}: "):
+            with pytest.raises(Disconnected, match=rf"^ps:1 at {spec.target('ps', 1)}: "):
                 session.reset("x")
             with pytest.raises(WasReset, match=r"^container 'x' was reset by worker:0$"):
                 old.add()

@@ -298,7 +298,9 @@ def test_a_sum_of_ints_fits_into_64_bits_or_is_refused() -> None:
             sums(value, delta)
 
 
-def test_sums_leave_alone_what_is_no_number() -> None:
-    assert sums(True, True) == [True]
-    assert sums("a", "b") == ["a"]
+def test_sums_leave_alone_what_is_no_number_and_nothing_is_added_to() -> None:
+    assert sums(True, False) == [True]
+    assert sums("a", "") == ["a"]
+    with pytest.raises(SchemaError, match=r"^assign_add: leaf \$\S* is str, which cannot be added"):
+        sums("a", "b")
     assert sums(0.5, 0.25) == [0.75]

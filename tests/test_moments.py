@@ -219,13 +219,13 @@ def test_what_a_server_had_is_lost_with_it_and_its_calls_say_so(
     if moment == "idle":
         widow.server.kill()
         began = time.monotonic()
-        with pytest.raises(Disconnected, match=r"^unix:\S+: the other end is gone"):
+        with pytest.raises(Disconnected, match=r"^ps:0 at unix:\S+: the other end is gone"):
             variable.assign(np.ones(WIDE))
     else:
         calling = Call(calls[moment])
         widow.server.says("dies")
         began = time.monotonic()
-        with pytest.raises(Disconnected, match=r"^unix:\S+: the other end is gone"):
+        with pytest.raises(Disconnected, match=r"^ps:0 at unix:\S+: the other end is gone"):
             calling.outcome()
         widow.server.ended()
     assert time.monotonic() - began < 1.0
@@ -253,7 +253,7 @@ def test_a_wait_at_a_server_that_dies_ends_with_it(widow: Widow) -> None:
     widow.server.kill()
     began = time.monotonic()
     for call in waiting:
-        with pytest.raises(Disconnected, match=r"^unix:\S+: the other end is gone"):
+        with pytest.raises(Disconnected, match=r"^ps:0 at unix:\S+: the other end is gone"):
             call.outcome()
     assert time.monotonic() - began < 1.0
     widow.server = widow.serve()

@@ -287,7 +287,7 @@ def test_requests_to_several_servers_are_done_by_each_all_or_none(tmp_path: Path
             value, items = session.variable("v", np.zeros(3)), session.queue("q", 1)
         found = session.run([value.assigning(np.ones(3)), count.adding(2), items.enqueueing(5)])
         assert found == [value.version, 2, None]
-        with pytest.raises(TimedOut, match=r"what went to tcp:\S+ was done$"):
+        with pytest.raises(TimedOut, match=r"what went to ps:\d at tcp:\S+ was done$"):
             session.run(
                 [value.adding(np.ones(3)), count.adding(1), items.enqueueing(6)], timeout=0.1
             )
@@ -340,7 +340,7 @@ def test_what_one_server_took_goes_back_when_another_had_nothing(
         taking: list[Any] = [each.dequeueing() for each in two.queues]
         with pytest.raises(
             TimedOut,
-            match=rf"from 'q{empty}'.*; what went to tcp:\S+ was done, but what it took went back$",
+            match=rf"from 'q{empty}'.*; what went to ps:\d at tcp:\S+ was done, but what it took went back$",
         ):
             two.session.run([*taking, two.counts[full].adding(1)], timeout=0.1)
         assert two.counts[full].value == 1
@@ -373,7 +373,9 @@ def test_with_a_dead_server_an_error_says_what_was_done(tmp_path: Path, dead: in
         two.servers[dead].close()
         alive = two.counts[1 - dead]
         requests: list[Any] = [alive.adding(1), two.counts[dead].adding(1)]
-        with pytest.raises((Disconnected, Closed), match=r"; what went to tcp:\S+ was done$"):
+        with pytest.raises(
+            (Disconnected, Closed), match=r"; what went to ps:\d at tcp:\S+ was done$"
+        ):
             two.session.run(requests, timeout=60)
         assert alive.value == 1
 
