@@ -43,10 +43,12 @@ class Afar:
             (folder / f"{name}.py").write_text(text)
         self.started: Programs = []
 
-    def paceline(self, host: Host, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def paceline(
+        self, host: Host, *words: str, stdin: int = subprocess.DEVNULL, **environment: str
+    ) -> subprocess.Popen[str]:
         made = host.python(
             "-m", "paceline", *words, "--cluster", "cluster.toml", "--secret-file", "secret",
-            cwd=self.folder, env=self._environment(environment),
+            cwd=self.folder, env=self._environment(environment), stdin=stdin,
         )  # fmt: skip
         self.started.append(made)
         return made

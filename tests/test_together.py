@@ -340,7 +340,8 @@ def test_what_one_server_took_goes_back_when_another_had_nothing(
         taking: list[Any] = [each.dequeueing() for each in two.queues]
         with pytest.raises(
             TimedOut,
-            match=rf"from 'q{empty}'.*; what went to ps:\d at tcp:\S+ was done, but what it took went back$",
+            match=rf"from 'q{empty}'.*; what went to ps:\d at \S+ was done, but what it took went"
+            " back$",
         ):
             two.session.run([*taking, two.counts[full].adding(1)], timeout=0.1)
         assert two.counts[full].value == 1
