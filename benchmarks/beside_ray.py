@@ -66,7 +66,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    ray.init(num_cpus=6, include_dashboard=False, logging_level="error", log_to_driver=False)
+    quiet = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
+    ray.init("local", num_cpus=6, **quiet)
     try:
         with paceline.Cluster(WORKERS, engine="ray", progress="quiet") as cluster:
             figures = list(measured(cluster, options.rounds))

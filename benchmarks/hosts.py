@@ -28,7 +28,6 @@ from hands import ended, lines_until
 from namespaces import Host, Network, lacking
 
 MB = 1 << 20
-RAY = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 
 FOLLOW = """
 import time
@@ -222,6 +221,13 @@ class Bench:
     def ray(self) -> tuple[list[float], list[int]]:
         """`ray.put`, and `ray.get` in an actor for each worker."""
         nodes = []
+        # What Ray notes of clusters on this machine is of no use to others.
+        folder = self.folder / "ray"
+        environment = {
+            **os.environ, "RAY_TMPDIR": str(folder), "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }  # fmt: skip
+        folder.mkdir()
         for host in self.network.hosts:
             words = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
             if host is self.head:
@@ -230,13 +236,15 @@ class Bench:
                 words += [f"--address={self.head.address}:6379"]
                 words += [f"--num-cpus={self.asked.workers}"]
             nodes.append(
-                host.start(sys.executable, *words, f"--node-ip-address={host.address}", env=RAY)
+                host.start(
+                    sys.executable, *words, f"--node-ip-address={host.address}", env=environment
+                )
             )
             lines_until(nodes[-1], "Ray runtime started")
         asked = (self.asked.megabytes, self.n, self.asked.versions)
         chief = self.head.python(
             "-c", ACTORS, f"{self.head.address}:6379", *map(str, asked),
-            stdin=subprocess.PIPE, env=RAY,
+            stdin=subprocess.PIPE, env=environment,
         )  # fmt: skip
         found = run(chief, self.others)
         ended(chief)

@@ -36,7 +36,7 @@ def joined(**options: Any) -> Iterator[None]:
 
     mark = os.environ.pop(MARK_NAME)
     try:
-        ray.init(include_dashboard=False, logging_level="error", **options)
+        ray.init("local", include_dashboard=False, logging_level="error", **options)
         yield
     finally:
         ray.shutdown()

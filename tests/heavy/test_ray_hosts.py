@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from namespaces import Host, Network, needs_namespaces
 ray = pytest.importorskip("ray")
 
 MB = 1 << 20
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+FOLDER = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")
+"""Where Ray notes what is there; names of sockets in it may not be long."""
+
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": FOLDER.name}
 VERSIONS, NBYTES = 20, 4 * MB
 
 PROGRAM = """

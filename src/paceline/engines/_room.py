@@ -52,7 +52,8 @@ def connected(asked: Ray) -> bool:
         ray.init(**options)
     except ConnectionError as e:
         raise Disconnected(
-            f"join {where}: {_line(e)}; `ray start --head` starts one, Ray(address=) says where"
+            f"join {where}: {_line(e)}; `ray start --head` starts one, `ray stop` forgets one"
+            " that has ended, Ray(address=) says where"
         ) from e
     except RuntimeError as e:
         if "mismatch" not in str(e):
