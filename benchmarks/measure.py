@@ -14,9 +14,13 @@ MB = 1 << 20
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: `quick` shows that a benchmark works, its figures mean nothing."""
+    """How long to measure: `quick` shows that a benchmark works, its figures mean nothing.
+
+    `large` is for what takes many GB of memory.
+    """
 
     quick: bool = False
+    large: bool = False
 
     def times(self, many: int) -> int:
         """How often to do what is done `many` times in earnest."""

@@ -1,6 +1,6 @@
 """Run benchmarks, each figure beside a limit measured in the same run: take the ratios.
 
-python benchmarks/run.py [NAME ...] [--quick] [--json FILE]
+python benchmarks/run.py [NAME ...] [--quick] [--large] [--json FILE]
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ def programs() -> list[str]:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--quick", is_flag=True, help="Show that they work: the figures mean nothing.")
+@click.option("--large", is_flag=True, help="Also what takes about 10 GB of memory.")
 @click.option("--json", "to", type=click.Path(path_type=Path), help="Write the figures here too.")
-def main(names: tuple[str, ...], quick: bool, to: Path | None) -> None:
+def main(names: tuple[str, ...], quick: bool, large: bool, to: Path | None) -> None:
     """Run the benchmarks NAMES, or all of them."""
     known = BENCHMARKS + programs()
     for name in names:
         if name not in known:
             raise click.BadParameter(f"no benchmark {name!r}; there are {known}")
     chosen = list(names) or known
-    effort = Effort(quick)
+    effort = Effort(quick, large)
     console = Console()
     figures = list(measured([name for name in chosen if name in BENCHMARKS], effort, console))
     if figures:

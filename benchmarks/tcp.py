@@ -1,4 +1,4 @@
-"""All over TCP on loopback: 64 MB beside a raw socket, a call beside a raw round trip.
+"""All over TCP on loopback: variables of any size beside a raw socket, a call beside a round trip.
 
 And encrypted: the same beside what is not.
 """
@@ -60,10 +60,20 @@ while what := sock.recv(1):
 
 
 def measure(effort: Effort) -> Iterator[Figure]:
-    """Assign and read_into of a large variable, and a small call."""
-    size = (1 if effort.quick else 64) * MB
+    """Assign and read_into of variables from 1 MB on, and a small call."""
+    for megabytes in (1,) if effort.quick else (1, 16, 64, 256):
+        yield from sized(effort, megabytes * MB)
+    if effort.large:
+        yield from sized(effort, 1024 * MB)
+    yield calls(effort)
+    yield from encrypted(effort, (1 if effort.quick else 64) * MB)
+
+
+def sized(effort: Effort, size: int) -> Iterator[Figure]:
+    """Assign and read_into of a variable, beside the same bytes through a socket."""
     source = np.random.default_rng(0).random(size // 8)
     target = np.zeros_like(source)
+    times = max(1, min(64, 192 * MB // size))
     with served() as session, raw(size) as sock:
         large = session.variable("large", source)
         memory, place = memoryview(source).cast("B"), memoryview(target).cast("B")
@@ -84,8 +94,9 @@ def measure(effort: Effort) -> Iterator[Figure]:
                 filled += sock.recv_into(place[filled:])
 
         def speed(run: Callable[[], object]) -> Callable[[], float]:
-            run()
-            return lambda: size / seconds(run, 3) / 1e9
+            for _ in range(3):
+                run()  # The server's memory has then been used before.
+            return lambda: size / seconds(run, times) / 1e9
 
         for what, run, limit in (
             (f"TCP: assign of {size // MB} MB", lambda: large.assign(source), write_raw),
@@ -94,8 +105,6 @@ def measure(effort: Effort) -> Iterator[Figure]:
             yield compare(
                 what, speed(run), "raw socket", speed(limit), "GB/s", ">= 0.8", effort
             )  # fmt: skip
-    yield calls(effort)
-    yield from encrypted(effort, size)
 
 
 def encrypted(effort: Effort, size: int) -> Iterator[Figure]:

@@ -31,6 +31,7 @@ def run(*arguments: str, status: int = 0) -> str:
         ("rows", 4),
         ("items", 5),
         ("small", 1),
+        pytest.param("tcp", 5, marks=pytest.mark.slow),
         pytest.param("collect", 2, marks=pytest.mark.slow),
         pytest.param("start", 1, marks=pytest.mark.slow),
     ],

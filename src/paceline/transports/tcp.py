@@ -8,8 +8,9 @@ import ssl
 from functools import partial
 
 from paceline.core.errors import Disconnected, Refused, UnknownName
-from paceline.transports.base import Arena, HeapArena, Transport
+from paceline.transports.base import Arena, Transport
 from paceline.transports.greeting import Greeting, authenticated
+from paceline.transports.kept import KeptArena
 from paceline.transports.lasting import LastingChannel
 from paceline.transports.tcp_channel import TcpChannel
 from paceline.transports.tls import Tls, encrypted
@@ -43,8 +44,8 @@ def connect(
 
     sock = authenticated(f"tcp:{place}", reached, secret)
     if isinstance(sock, ssl.SSLSocket):
-        return TlsChannel(sock, arena or HeapArena(), waits=True)
-    return TcpChannel(sock, arena or HeapArena(), waits=True)
+        return TlsChannel(sock, arena or KeptArena(), waits=True)
+    return TcpChannel(sock, arena or KeptArena(), waits=True)
 
 
 def lasting(
@@ -160,4 +161,4 @@ def _bound(place: str) -> socket.socket:
     return sock
 
 
-TRANSPORT = Transport(connect=lasting, arena=HeapArena, listen=TcpListener, encrypts=True)
+TRANSPORT = Transport(connect=lasting, arena=KeptArena, listen=TcpListener, encrypts=True)
