@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import LIMIT
+from calls import Call
+from clusters import LIMIT, until
 from hands import Hand, cluster, ended, lines_until, served, start, toml, when_ended
 from pages import ROOT
 from programs import EXAMPLES
 
 import paceline
+from paceline.transports import lasting
 
 CHIEF = """
 import sys
@@ -92,6 +94,23 @@ def test_a_worker_that_was_killed_is_started_again_and_goes_on(hand: Hand) -> No
     others = [hand.run("worker.py", "worker", n) for n in (1, 2)]
     for program in (chief, again, *others):
         ended(program)
+
+
+def test_who_asks_while_a_server_is_away_hears_the_one_that_takes_its_place(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasting, "REFUSED", LIMIT)
+    hand.serve(0)
+    first = hand.serve(1)
+    secret = hand.folder / ".paceline" / "secret"
+    until(secret.exists)
+    with paceline.Session(hand.spec, job="worker", index=0, secret_file=secret) as session:
+        first.kill()
+        first.wait(LIMIT)
+        asked, unset = Call(session.resources), Call(session.uninitialized, ["w"])
+        hand.serve(1)
+        assert "worker:0" in asked.outcome()["members"]
+        assert unset.outcome() == ["w"]
 
 
 def test_two_processes_for_one_task_and_the_second_is_refused(hand: Hand) -> None:

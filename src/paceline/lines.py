@@ -256,6 +256,26 @@ class Lines:
                     self.line(task, AGAIN)
         return self.all
 
+    def asked(self, request: m.Request[m.Text]) -> Iterator[tuple[Connection, Any]]:
+        """What each server shows, and its line; once more where one was started again meanwhile.
+
+        Raises:
+            Disconnected: a server is not there.
+        """
+        for task in self.tasks or [""]:
+            self.again([task])
+            line = self._at(task)
+            try:
+                content = line.call(request).content
+            except Disconnected:
+                if line.alive() or line.forked or not self._replaces(task):
+                    raise
+                # Another thread may have heard of its end just now.
+                self.again([task])
+                line = self._at(task)
+                content = line.call(request).content
+            yield line, content
+
     def mending(
         self,
         attempt: Callable[[], R],

@@ -228,8 +228,8 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         that failed or were lost before they were done: how often, and how the last time.
         """
         content: dict[str, Any] = {}
-        for line in self._lines.again():
-            for kind, found in line.call(m.Resources()).content.items():
+        for line, shown in self._lines.asked(m.Resources()):
+            for kind, found in shown.items():
                 if kind == "operations" and self._lines.task(line):
                     # Each server may have one of that name.
                     there = self._lines.task(line)
@@ -251,8 +251,8 @@ class Session(Resources, Replicas, Operations, Saving, Closing):
         """Those of the names whose variables nobody has given a value yet."""
         container, _ = self._lines.place
         there: set[str] = set()
-        for line in self._lines.again():
-            there |= set(line.call(m.Resources()).content["variables"])
+        for _, shown in self._lines.asked(m.Resources()):
+            there |= set(shown["variables"])
         return [name for name in names if label(key(name, container)) not in there]
 
     def key(self, name: str) -> str:

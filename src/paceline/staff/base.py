@@ -118,7 +118,7 @@ class Staff(ABC):
         self, mine: Account, places: Sequence[Place], calls: Mapping[str, CallStats]
     ) -> Stats:
         """What the servers say now, and what is known here: of this process, and of workers."""
-        contents = [line.call(m.Stats()).content for line in self.session.lines.again()]
+        contents = [content for _, content in self.session.lines.asked(m.Stats())]
         content, now = together(contents), time.monotonic()
         current = {
             name: state["version"]
