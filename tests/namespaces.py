@@ -78,6 +78,10 @@ class Host:
         """Start a Python program here."""
         return self.start(sys.executable, "-u", "-W", "error", *words, **options)
 
+    def run(self, *words: str) -> None:
+        """Run a command here that ends by itself."""
+        _run(*self.command(*words))
+
     def cut(self) -> None:
         """Let nothing through between this host and the others; both ends see a link that is up."""
         _run("ip", "-n", self._network.switch, "link", "set", self._port, "nomaster")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,22 +63,47 @@ with paceline.Cluster(4, engine=engine, progress="quiet") as cluster:
 """
 
 
-@pytest.fixture
-def nodes() -> Iterator[list[Host]]:
-    """A head that serves, and two nodes with room for two workers each."""
-    with Network(3) as network:
+UNREACHED = """
+import sys
+import paceline
+
+engine = paceline.Ray(address=sys.argv[1], ps={"resources": {"serves": 1}}, wait=60)
+try:
+    with paceline.Cluster(1, engine=engine, progress="quiet"):
+        print("reached")
+except paceline.Disconnected as e:
+    print(e)
+"""
+
+CALLING, SERVING = "50000-50999", "61000-61999"
+"""Ports that the kernels of a host that calls and of one that serves choose from; not Ray's."""
+
+
+@contextmanager
+def ray_over(count: int, serves: int) -> Iterator[list[Host]]:
+    """A head, and nodes with room for two workers each; the one of that number serves."""
+    with Network(count) as network:
         head = network.hosts[0]
         for host in network.hosts:
             start = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+            start += ["--min-worker-port=20000", "--max-worker-port=20999"]
+            start += ["--node-manager-port=21000", "--object-manager-port=21001"]
             if host is head:
                 start += ["--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false"]
-                start += ["--resources", '{"serves": 1}']
             else:
                 start += [f"--address={head.address}:6379", "--num-cpus=2"]
+            if host is network.hosts[serves]:
+                start += ["--resources", '{"serves": 1}']
             start.append(f"--node-ip-address={host.address}")
             made = host.start(sys.executable, *start, env=ENVIRONMENT)
             lines_until(made, "Ray runtime started")
         yield network.hosts
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[Host]]:
+    with ray_over(3, serves=0) as hosts:
+        yield hosts
 
 
 @needs_namespaces
@@ -99,3 +126,26 @@ def test_each_version_crosses_to_a_node_once(nodes: list[Host], tmp_path: Path) 
     ended(chief)
     for nbytes in came:
         assert VERSIONS * NBYTES <= nbytes < 1.2 * VERSIONS * NBYTES, came
+
+
+@needs_namespaces
+@pytest.mark.timeout(240)
+def test_a_chief_that_cannot_reach_the_servers_says_where_they_are(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(UNREACHED)
+    with ray_over(2, serves=1) as (head, node):
+        for host, ports in ((head, CALLING), (node, SERVING)):
+            host.run("sysctl", "-qw", f"net.ipv4.ip_local_port_range={ports.replace('-', ' ')}")
+        # As a firewall would have it: Ray's ports are open, and those of servers are shut.
+        rule = ("to", node.address, "ipproto", "tcp", "sport", CALLING, "dport", SERVING)
+        head.run("ip", "rule", "add", *rule, "unreachable")
+        words = (str(program), f"{head.address}:6379")
+        out, _ = ended(head.python(*words, env=ENVIRONMENT))
+    port = re.escape(node.address) + r":61\d{3}"
+    assert re.search(
+        rf"^the chief cannot reach the servers that run as ps:0 at near:{port}: .*; no server at"
+        rf" tcp:{port} \(Network is unreachable\); .* this host has to reach these addresses: see"
+        r" its network, and firewalls$",
+        out,
+        re.MULTILINE,
+    ), out
