@@ -11,6 +11,7 @@ from wires import ends
 
 from paceline import Tls
 from paceline.transports.base import HeapArena
+from paceline.transports.encrypted import Encrypted
 from paceline.transports.tls_channel import TlsChannel
 
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -29,17 +30,25 @@ def files(folder: Path, name: str | None = "server", ca: str | None = "ca") -> T
     return Tls(folder / f"{name}.pem", folder / f"{name}.key", authority)
 
 
-def sockets() -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+def sockets() -> tuple[Encrypted, Encrypted]:
     """The server's end and the client's of a connection that has just been encrypted."""
     one, two = ends()
     accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     accepting.num_tickets = 0
     accepting.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
     calling = ssl.create_default_context(cafile=str(CERTIFICATES / "ca.pem"))
-    accepted = Call(accepting.wrap_socket, one, True)
-    called = calling.wrap_socket(two, server_hostname="127.0.0.1")
-    server: ssl.SSLSocket = accepted.outcome()
-    return server, called
+    server = Encrypted(one, accepting)
+    accepted = Call(shaken, server)
+    client = Encrypted(two, calling, "127.0.0.1")
+    shaken(client)
+    accepted.outcome()
+    return server, client
+
+
+def shaken(end: Encrypted) -> None:
+    """Shake hands, waiting for the other end."""
+    while not end.shake():
+        """It waits for bytes."""
 
 
 def tls_pair() -> tuple[TlsChannel, TlsChannel]:

@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.core.errors import Disconnected, PacelineError, ProtocolError, Refused
 from paceline.core.handshake import (
@@ -22,12 +22,21 @@ from paceline.core.handshake import (
 )
 from paceline.transports import tls
 from paceline.transports.base import Channel
+from paceline.transports.encrypted import Encrypted
 
 LIMIT = 10.0
 """Seconds that a peer has to prove that it knows the secret."""
 
 SILENCE = 2.0
 """Seconds after which a peer that should speak TLS, and has said nothing, is told so."""
+
+MOST = 1 << 17
+"""Bytes that a peer may need for a handshake of TLS: its certificates have up to 100 KB."""
+
+AFTERWARDS = 1 << 12
+"""Bytes after that in which it has to have proved itself."""
+
+S = TypeVar("S", bound=socket.socket | Encrypted)
 
 
 class Greeting:
@@ -51,18 +60,18 @@ class Greeting:
         self._opened = opened
         self._answer = b""
         self._heard = False
-        self._shakes: ssl.SSLSocket | None = None
+        self._socket = sock
+        self._most = MOST
+        self._shakes: Encrypted | None = None
         nonce = secrets.token_bytes(NONCE)
         sock.setblocking(False)
         if certified is None:
             self._server = ServerSide(secret, nonce)
-            self._sock = sock
+            self._sock: socket.socket | Encrypted = sock
             sock.send(self._server.challenge())
         else:
             self._server = ServerSide(secret, nonce, certified.binding)
-            self._sock = self._shakes = certified.context.wrap_socket(
-                sock, server_side=True, do_handshake_on_connect=False
-            )
+            self._sock = self._shakes = Encrypted(sock, certified.context)
         self.patience = LIMIT if certified is None else SILENCE
         """Seconds until it is asked whether it has time left."""
 
@@ -82,7 +91,8 @@ class Greeting:
             return None
         try:
             data = self._sock.recv(ANSWER - len(self._answer))
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        except BlockingIOError:
+            self._check(self._sock)
             return None
         if not data:
             raise ProtocolError("the peer left before it proved itself")
@@ -95,20 +105,25 @@ class Greeting:
             raise ProtocolError("the peer does not know the secret")
         return self._opened(self._sock)
 
-    def _shaken(self, sock: ssl.SSLSocket) -> bool:
-        self.wants_write = False
+    def _shaken(self, sock: Encrypted) -> bool:
         try:
-            sock.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        except ssl.SSLWantWriteError:
-            self.wants_write = True
-            return False
+            over = sock.shake()
         except ssl.SSLError as e:
             raise ProtocolError(tls.refused(e)) from e
+        self.wants_write = sock.unsent
+        self._check(sock)
+        if not over:
+            return False
         self._shakes = None
+        self._most = sock.taken + AFTERWARDS
         sock.send(self._server.challenge())
         return True
+
+    def _check(self, sock: socket.socket | Encrypted) -> None:
+        if isinstance(sock, Encrypted) and sock.taken > self._most:
+            raise ProtocolError(
+                f"the peer has said {sock.taken} bytes and not proved itself; {self._most} will do"
+            )
 
     def more_time(self) -> float:
         """Its patience is over: the seconds that it may have beyond; 0 to drop it."""
@@ -119,7 +134,7 @@ class Greeting:
             return LIMIT - SILENCE
         with suppress(OSError):
             # Not through TLS: who says nothing does not speak it.
-            socket.socket.send(self._sock, TLS_WANTED)
+            self._socket.send(TLS_WANTED)
         return 0.0
 
     def close(self) -> None:
@@ -127,7 +142,7 @@ class Greeting:
         self._sock.close()
 
 
-def authenticated(address: str, reach: Callable[[], socket.socket], secret: bytes) -> socket.socket:
+def authenticated(address: str, reach: Callable[[], S], secret: bytes) -> S:
     """A connection made by `reach`, when both sides have proved that they know the secret.
 
     Raises:
@@ -139,7 +154,7 @@ def authenticated(address: str, reach: Callable[[], socket.socket], secret: byte
     try:
         sock = reach()
         until = time.monotonic() + LIMIT
-        bound = tls.binding(sock.getpeercert(True)) if isinstance(sock, ssl.SSLSocket) else b""
+        bound = tls.binding(sock.certificate) if isinstance(sock, Encrypted) else b""
         client = ClientSide(secret, secrets.token_bytes(NONCE), bound)
         sock.sendall(client.answer(_exactly(sock, CHALLENGE, until)))
         client.check(_exactly(sock, VERDICT, until))
@@ -158,7 +173,7 @@ def authenticated(address: str, reach: Callable[[], socket.socket], secret: byte
         raise
 
 
-def _exactly(sock: socket.socket, nbytes: int, until: float) -> bytes:
+def _exactly(sock: socket.socket | Encrypted, nbytes: int, until: float) -> bytes:
     data = b""
     while len(data) < nbytes:
         if time.monotonic() > until:

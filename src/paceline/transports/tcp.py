@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import ssl
 from functools import partial
 
 from paceline.core.errors import Disconnected, Refused, UnknownName
 from paceline.transports.base import Arena, Transport
+from paceline.transports.encrypted import Encrypted
 from paceline.transports.greeting import Greeting, authenticated
 from paceline.transports.kept import KeptArena
 from paceline.transports.lasting import LastingChannel
@@ -38,12 +38,12 @@ def connect(
     address = host_and_port(place)
     context = None if tls is None else tls.client()
 
-    def reached() -> socket.socket:
+    def reached() -> socket.socket | Encrypted:
         sock = not_itself(socket.create_connection(address, timeout))
         return sock if context is None else encrypted(sock, context, address[0])
 
     sock = authenticated(f"tcp:{place}", reached, secret)
-    if isinstance(sock, ssl.SSLSocket):
+    if isinstance(sock, Encrypted):
         return TlsChannel(sock, arena or KeptArena(), waits=True)
     return TcpChannel(sock, arena or KeptArena(), waits=True)
 

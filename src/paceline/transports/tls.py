@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from paceline.core.errors import Disconnected, PacelineError, Refused, SchemaError
+from paceline.transports.encrypted import Encrypted
 
 VARIABLES = {"cert": "PACELINE_TLS_CERT", "key": "PACELINE_TLS_KEY", "ca": "PACELINE_TLS_CA"}
 
@@ -110,9 +111,16 @@ def found(tls: Tls | None, named: Mapping[str, str] | None = None) -> Tls | None
     return Tls(**named) if named else None
 
 
-def encrypted(sock: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
+def encrypted(sock: socket.socket, context: ssl.SSLContext, host: str) -> Encrypted:
     """A connection to a server, encrypted; raises as `ssl` does, see `told`."""
-    return context.wrap_socket(sock, server_hostname=host.partition("%")[0])
+    made = Encrypted(sock, context, host.partition("%")[0])
+    try:
+        while not made.shake():
+            """The socket waits."""
+    except BaseException:
+        sock.close()
+        raise
+    return made
 
 
 def binding(certificate: bytes | None) -> bytes:
