@@ -19,6 +19,9 @@ LIMIT = 30.0
 """Seconds for anything that a loaded machine may take its time over."""
 
 every_engine = pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
+slow_beside = pytest.param("processes", marks=pytest.mark.slow)
+"""Processes, where other tests show the same of them in less time."""
+
 beside = pytest.mark.parametrize("engine", ["threads", "processes"])
 
 

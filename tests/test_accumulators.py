@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from calls import DEADLINE_SECONDS, Call, until, waits
-from clusters import every_engine, quiet
+from clusters import every_engine, quiet, slow_beside
 from hands import cluster, served
 from wires import wired
 
@@ -456,7 +456,7 @@ def learns(policy: Any, gradients: Accumulator, n: int, steps: int, on_leave: An
     return sizes
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("engine", ["threads", slow_beside])
 def test_workers_train_in_step(engine: str) -> None:
     with quiet(3, engine) as cluster:
         policy = cluster.variable("w", np.zeros(2))

@@ -42,6 +42,7 @@ def test_the_library_of_numpy_tells_its_threads(threads: int) -> None:
     assert "torch" not in found
 
 
+@pytest.mark.slow
 def test_torch_is_asked_only_where_it_is_loaded() -> None:
     pytest.importorskip("torch")
     program = "import torch; from paceline import blas; torch.set_num_threads({})"

@@ -35,7 +35,7 @@ def whole(item: Any) -> bool:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("carrier", ["unix", "tcp"])
+@pytest.mark.parametrize("carrier", ["unix", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_every_item_is_whole_also_of_producers_that_are_killed(carrier: Any) -> None:
     items, rounds = 150, 3
     with serving(carrier) as server:

@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import LIMIT, accounted, beside, every_engine, following, gated, quiet, until
+from clusters import (
+    LIMIT,
+    accounted,
+    beside,
+    every_engine,
+    following,
+    gated,
+    quiet,
+    slow_beside,
+    until,
+)
 
 import paceline
 from paceline import Closed, FunctionError, SchemaError, TimedOut, UnknownName, WorkerFailed
@@ -411,7 +421,7 @@ def test_any_callable_that_makes_an_iterator_is_a_function(engine: str) -> None:
         assert cluster.collect(lambda: iter([1, 2]), batch_size=2).next().data.tolist() == [1, 2]
 
 
-@every_engine
+@pytest.mark.parametrize("engine", ["serial", "threads", slow_beside])
 def test_one_seed_of_the_cluster_gives_each_worker_the_same_seed_again(engine: str) -> None:
     def seeds(seed: int | None) -> list[int]:
         def tells(worker: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import DEADLINE_SECONDS, Call, until, waits
-from clusters import every_engine, quiet
+from clusters import every_engine, quiet, slow_beside
 from wires import wired
 
 from paceline import Closed, SchemaError, Session, TimedOut, UnknownName, WouldBlock
@@ -225,7 +225,7 @@ def test_what_nothing_can_end_is_refused_in_one_thread_and_leaves_nothing() -> N
     server.close()
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("engine", ["threads", slow_beside])
 def test_workers_meet_at_a_barrier(engine: str) -> None:
     def meet(barrier: Any) -> int:
         places = [barrier.wait(30.0) for _ in range(5)]

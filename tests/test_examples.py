@@ -10,7 +10,9 @@ from programs import EXAMPLES, WORKERS, run, steps_taken
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", ["cartpole_torch.py", "session_loop.py"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("cartpole_torch.py", marks=pytest.mark.slow), "session_loop.py"]
+)
 def test_an_example_runs_with_any_number_of_workers(name: str, workers: int) -> None:
     assert steps_taken(run(name, "--workers", workers, "--steps", 3000)) >= 3000
 
@@ -90,6 +92,7 @@ def test_digits_are_learned_with_any_number_of_workers(workers: int, mode: str) 
     assert re.fullmatch(r"solved: test accuracy \d+\.\d %", said[2])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_factors_are_learned_by_rows_on_two_servers(workers: int) -> None:
@@ -116,6 +119,7 @@ def test_an_example_that_misses_its_goal_says_so_and_fails() -> None:
         run("scipy_search.py", "--engine", "serial", "--generations", 1, "--goal", 0)
 
 
+@pytest.mark.slow
 def test_the_oldest_member_but_the_first_leaves_a_full_league() -> None:
     said = run("selfplay.py", "--generations", 6, "--batches", 1, "--goal", 0)
     (line,) = [line for line in said.splitlines() if line.startswith("generation 6")]

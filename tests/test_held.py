@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from calls import DEADLINE_SECONDS, Call, until
-from clusters import every_engine, quiet
+from clusters import quiet, slow_beside
 from wires import SECRET, Wire, serve
 
 import paceline
@@ -495,7 +495,7 @@ def looking_long(policy: paceline.Variable[Any], worker: paceline.Worker) -> Ite
         yield {"value": float(snapshot.tree[0]), "same": bool(same), "count": snapshot.count}
 
 
-@every_engine
+@pytest.mark.parametrize("engine", ["serial", "threads", slow_beside])
 def test_a_rollout_keeps_its_parameters_whatever_is_assigned(engine: str) -> None:
     bound = 4 * SIZE
     with quiet(2, engine) as cluster:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import LIMIT, every_engine, following, quiet, script, until
+from clusters import LIMIT, every_engine, following, quiet, script, slow_beside, until
 
 import paceline
 from paceline import checkpoints, keeping
@@ -61,7 +61,7 @@ def test_versions_grow_although_the_clock_went_back(
 
 
 @pytest.mark.timeout(240)
-@every_engine
+@pytest.mark.parametrize("engine", ["serial", "threads", slow_beside])
 def test_a_resumed_run_has_other_seeds_and_a_new_one_the_same(engine: str, tmp_path: Path) -> None:
     found = []
     for folder in (tmp_path / "a", tmp_path / "a", tmp_path / "b", None):
@@ -200,7 +200,9 @@ with paceline.Cluster(2, seed=3, checkpoint="run", save_every=0.05, progress="qu
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("when", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "when", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_a_chief_that_is_killed_and_started_again_goes_on(tmp_path: Path, when: int) -> None:
     run = tmp_path / "run"
     seen: list[list[list[float]]] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clusters import LIMIT, every_engine, quiet
+from clusters import LIMIT, every_engine, quiet, slow_beside
 
 import paceline
 from paceline import TaskFailed
@@ -34,7 +34,7 @@ def kept(worker: paceline.Worker) -> Any:
     return before
 
 
-@every_engine
+@pytest.mark.parametrize("engine", ["serial", "threads", slow_beside])
 def test_what_was_kept_goes_on_in_another_cluster_with_more_workers(
     engine: str, tmp_path: Path
 ) -> None:

@@ -36,7 +36,10 @@ def slow(policy: Any, worker: Any) -> Iterator[Any]:
 
 
 @every_engine
-@pytest.mark.parametrize("trainer", ["fast", "slow", "assigns three times", "never assigns"])
+@pytest.mark.parametrize(
+    "trainer",
+    ["fast", "slow", pytest.param("assigns three times", marks=pytest.mark.slow), "never assigns"],
+)
 def test_no_trainer_is_handed_older_items_than_it_allows(engine: str, trainer: str) -> None:
     with quiet(2, engine) as cluster:
         policy = cluster.variable("policy", np.zeros(3))

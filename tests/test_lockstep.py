@@ -135,6 +135,7 @@ print(*(train(engine) for engine in ("serial", "threads", "processes", "serial")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_torch_with_one_thread_gives_the_same_bits_on_every_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

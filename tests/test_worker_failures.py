@@ -419,9 +419,10 @@ def test_what_is_used_after_close_says_so(engine: str) -> None:
 
 @pytest.mark.timeout(120)
 @every_engine
-def test_twenty_starts_and_stops_leave_nothing(engine: str) -> None:
+@pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_starts_and_stops_leave_nothing(engine: str, times: int) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
+    for _ in range(times):
         with quiet(1, engine) as cluster:
             policy = cluster.variable("policy", np.zeros(1000))
             cluster.collect(following, policy, batch_size=1).next()
