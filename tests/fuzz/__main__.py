@@ -1,6 +1,7 @@
 """A live cluster under attack: `make fuzz ARGS="--frames 100000 --seed 7"`.
 
-Two servers in processes of their own, one over a Unix socket and one over TCP; two honest clients
+Two servers in processes of their own, one over a Unix socket and one over TCP, for half of the
+frames through TLS; two honest clients
 that share variables, a spread one, a queue, a counter and an accumulator, and check all they get;
 and attackers that know the secret and speak nonsense. It shows how many frames the servers were
 told, what became of them, and the servers' memory meanwhile; and fails when a server ended, met an
@@ -25,14 +26,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from certified import files
 from fuzz.parts import SECRET
 from hands import free_ports, toml
 
 from paceline import ClusterSpec, Session
 
 MB = 1 << 20
+CARRIERS = ["tcp", "tls"]
 SETTLED = 10.0
 """Seconds of honest work before the memory of the beginning is taken."""
+
+TABLE = '[tls]\ncert = "server.pem"\nkey = "server.key"\nca = "ca.pem"\n'
 
 UNFORESEEN = re.compile(r"after an error|Traceback|goes on after the end")
 
@@ -99,12 +104,16 @@ class Program:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[tuple[Path, list[Program]]]:
+def cluster(folder: Path, carrier: str) -> Iterator[tuple[Path, list[Program]]]:
     """Two servers; the file of their spec."""
+    folder.mkdir()
     port, *others = free_ports(3)
     places = [f"unix:{folder}/ps", f"127.0.0.1:{port}"]
     workers = [f"127.0.0.1:{each}" for each in others]
     path = toml(ClusterSpec({"ps": places, "worker": workers}), folder / "cluster.toml")
+    if carrier == "tls":
+        files(folder)
+        path.write_text(path.read_text() + TABLE)
     with ExitStack() as stack:
         servers = [Program("serve", path, index) for index in range(2)]
         for server in servers:
@@ -116,9 +125,11 @@ def cluster(folder: Path) -> Iterator[tuple[Path, list[Program]]]:
 
 
 class Campaign:
-    """One run of it."""
+    """One run of it, with TCP as it is or through TLS."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, carrier: str, frames: int) -> None:
+        self.carrier = carrier
+        self.frames = frames
         self.options = options
         self.failures: list[str] = []
         self.memory: list[list[int]] = []
@@ -128,7 +139,7 @@ class Campaign:
         self.seconds = 0.0
 
     def run(self, folder: Path) -> None:
-        with cluster(folder) as (path, servers):
+        with cluster(folder / self.carrier, self.carrier) as (path, servers):
             pair = [Program(role, path) for role in ("give", "take")]
             attackers: list[Program] = []
             try:
@@ -146,7 +157,7 @@ class Campaign:
         options = self.options
         if options.again:
             return [Program("again", path, options.again)]
-        each = -(-options.frames // options.attackers)
+        each = -(-self.frames // options.attackers)
         return [
             Program("attack", path, options.seed, index, each) for index in range(options.attackers)
         ]
@@ -209,8 +220,8 @@ class Campaign:
 
     def show(self) -> None:
         told = self.told
-        print(f"\nseed {self.options.seed}: {told['frames']} broken frames were taken in")
-        print(f"  over {told['connections']} connections in {self.seconds:.0f} s")
+        print(f"\n{self.carrier}, seed {self.options.seed}: {told['frames']} broken frames were")
+        print(f"  taken in over {told['connections']} connections in {self.seconds:.0f} s")
         for name, count in sorted(told.items(), key=lambda item: -item[1]):
             if name not in ("frames", "connections"):
                 print(f"  {count:9d} {name}")
@@ -224,7 +235,7 @@ class Campaign:
         for failure in self.failures:
             print(f"FAILED: {failure}")
         if self.failures:
-            options = f"--seed {self.options.seed} --frames {self.options.frames}"
+            options = f"--seed {self.options.seed} --frames {self.frames} --carrier {self.carrier}"
             print(f'again: make fuzz ARGS="{options}"')
             print('or what one connection said, in a file: make fuzz ARGS="--again FILE"')
 
@@ -237,12 +248,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
     parser.add_argument("--slack", type=float, default=64, help="MB that a server may grow by")
     parser.add_argument("--again", default="", help="a file with what a connection said")
-    campaign = Campaign(parser.parse_args())
+    parser.add_argument("--carrier", choices=CARRIERS, help="by default each has its share")
+    options = parser.parse_args()
+    carriers = [options.carrier] if options.carrier else CARRIERS
+    if options.again:
+        # What went through TLS cannot be said again.
+        carriers = ["tcp"]
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    with tempfile.TemporaryDirectory() as folder:
-        campaign.run(Path(folder))
-    campaign.show()
-    return bool(campaign.failures)
+    failed = False
+    for carrier in carriers:
+        campaign = Campaign(options, carrier, -(-options.frames // len(carriers)))
+        with tempfile.TemporaryDirectory() as folder:
+            campaign.run(Path(folder))
+        campaign.show()
+        failed = failed or bool(campaign.failures)
+    return failed
 
 
 if __name__ == "__main__":

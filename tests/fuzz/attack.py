@@ -9,14 +9,17 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import ssl
 import struct
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
+from typing import TypeAlias
 
 from fuzz.frames import Breaker, Recorded, Sent, framed
+from fuzz.records import Sealed
 from samples import Maker, numbers_in
 
 from paceline.core import codec
@@ -27,6 +30,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.handshake import ANSWER, CHALLENGE, VERDICT, ClientSide
 from paceline.transports.base import Address
 from paceline.transports.tcp import host_and_port
+from paceline.transports.tls import binding
 from paceline.transports.unix import socket_name
 
 PATIENCE = 60.0
@@ -61,6 +65,7 @@ class Raw:
         address = Address.parse(target)
         self.shares = address.transport == "unix"
         self._rest = b""
+        self._tls: Sealed | None = None
         if self.shares:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.sock.settimeout(patience)
@@ -68,22 +73,35 @@ class Raw:
         else:
             self.sock = socket.create_connection(host_and_port(address.place), patience)
 
+    def sealed(self, context: ssl.SSLContext) -> Sealed:
+        """What goes through TLS from now on, except what is sent as it is."""
+        self._tls = Sealed(self.sock, context)
+        return self._tls
+
     def prove(self, secret: bytes) -> None:
-        """Shake hands."""
+        """Shake hands, of TLS first where that is wanted."""
         self.said.append("proves")
-        client = ClientSide(secret, os.urandom(32))
-        self.sock.sendall(client.answer(self._exactly(CHALLENGE)))
+        bound = b""
+        if self._tls is not None:
+            self._tls.shake()
+            bound = binding(self._tls.certificate)
+        client = ClientSide(secret, os.urandom(32), bound)
+        self._through.sendall(client.answer(self._exactly(CHALLENGE)))
         client.check(self._exactly(VERDICT))
 
+    @property
+    def _through(self) -> socket.socket | Sealed:
+        return self._tls or self.sock
+
     def send(self, sent: Sent | bytes) -> bool:
-        """Send all of it; whether the server took it."""
+        """Send all of it, through TLS if there is some; whether the server took it."""
         data, fds = sent if isinstance(sent, Sent) else (sent, ())
         self.said.append(data.hex())
         try:
             if fds:
                 gone = socket.send_fds(self.sock, [data], fds)
                 data = data[gone:]
-            self.sock.sendall(data)
+            self._through.sendall(data)
         except TimeoutError:
             raise Unanswered("it does not read") from None
         except OSError:
@@ -111,7 +129,7 @@ class Raw:
     def _some(self) -> bytes:
         try:
             if not self.shares:
-                return self.sock.recv(1 << 16)
+                return self._through.recv(1 << 16)
             data, fds, _, _ = socket.recv_fds(self.sock, 1 << 16, 64)
         except TimeoutError:
             raise Unanswered("it says nothing") from None
@@ -124,11 +142,31 @@ class Raw:
     def _exactly(self, nbytes: int) -> bytes:
         data = b""
         while len(data) < nbytes:
-            some = self.sock.recv(nbytes - len(data))
+            some = self._through.recv(nbytes - len(data))
             if not some:
                 raise ConnectionError("the server hung up")
             data += some
         return data
+
+    def say(self, data: bytes) -> bool:
+        """Send bytes as they are, whatever there is of TLS; whether the server took them."""
+        self.said.append(f"as it is: {data.hex()}")
+        try:
+            self.sock.sendall(data)
+        except TimeoutError:
+            raise Unanswered("it does not read") from None
+        except OSError:
+            return False
+        return True
+
+    def heard(self) -> bytes:
+        """Bytes as they come, of TLS or not; none at the end."""
+        try:
+            return self.sock.recv(1 << 16)
+        except TimeoutError:
+            raise Unanswered("it neither says anything nor hangs up") from None
+        except OSError:
+            return b""
 
     def half_close(self) -> None:
         """Nothing more is said; there may be answers."""
@@ -159,6 +197,9 @@ def again(text: str, targets: list[str], secret: bytes) -> list[str]:
     return heard
 
 
+Style: TypeAlias = Callable[[Raw, Random, Breaker], None]
+
+
 class Attacker:
     """Makes connection after connection to some servers.
 
@@ -181,7 +222,7 @@ class Attacker:
         self._container = f"mad{index}"
         self._generation = 0
         self._outdated = False
-        self._slow: list[tuple[Raw, bytes]] = []
+        self._slow: list[tuple[Raw, bytes, Callable[[bytes], bool]]] = []
 
     def run(self, frames: int, stop: threading.Event) -> None:
         """Go on until that many broken frames were taken in, something failed, or `stop`."""
@@ -202,11 +243,7 @@ class Attacker:
             self._ask(m.Enter(self._container))
             self._outdated = False
         target = random.choice(self._targets)
-        style: Callable[[Raw, Random, Breaker], None]
-        style = random.choices(
-            [self._storm, self._stranger, self._garbage, self._drip, self._shared],
-            [80, 4, 4, 2, 10],
-        )[0]
+        style = self.style(random, target)
         maker = Maker(random, self._container)
         maker.seen, maker.generation = self._seen, self._generation
         try:
@@ -218,22 +255,33 @@ class Attacker:
         if len(self.recent) > RECENT:
             self.recent.popitem(last=False)
         try:
-            if style != self._stranger:
-                raw.prove(self._secret)
+            self.ready(raw, style)
             style(raw, random, Breaker(random, maker, self._container))
         except Unanswered as e:
             self.failures.append(f"{self._name}: {target}: {e}, after\n{chr(10).join(raw.said)}")
-        except (ConnectionError, PacelineError) as e:
+        except (ConnectionError, ssl.SSLError, PacelineError) as e:
             # The server may be out of places for whoever has proved nothing.
             self.told[f"broke: {type(e).__name__}"] += 1
         finally:
-            if not any(raw is slow for slow, _ in self._slow):
+            if not any(raw is slow for slow, _, _ in self._slow):
                 raw.sock.close()
         del self._seen[:-32]
 
+    def style(self, random: Random, target: str) -> Style:
+        """What a connection to that server is for."""
+        return random.choices(
+            [self._storm, self._stranger, self._garbage, self._drip, self._shared],
+            [80, 4, 4, 2, 10],
+        )[0]
+
+    def ready(self, raw: Raw, style: Style | None) -> None:
+        """Go as far as the secret; a stranger does not know it."""
+        if style != self._stranger:
+            raw.prove(self._secret)
+
     def close(self) -> None:
         """Let go of what goes slowly."""
-        for raw, _ in self._slow:
+        for raw, _, _ in self._slow:
             raw.sock.close()
         self._slow.clear()
 
@@ -241,8 +289,8 @@ class Attacker:
         """Ask all servers something, and take note of the generation that they say."""
         for target in self._targets:
             raw = Raw(target)
-            with suppress(ConnectionError):
-                raw.prove(self._secret)
+            with suppress(ConnectionError, ssl.SSLError):
+                self.ready(raw, None)
                 raw.send(framed(Recorded(m.encode(m.Join("mad", -1, 1)), []), 1))
                 raw.send(framed(Recorded(m.encode(request), []), 2))
                 raw.reply()
@@ -334,14 +382,17 @@ class Attacker:
     def _drip(self, raw: Raw, random: Random, breaker: Breaker) -> None:
         """A frame that comes a few bytes at a time, while other connections come and go."""
         self._join(raw, random)
-        self._slow.append((raw, breaker.frame(1)))
-        for place, (slow, left) in enumerate(list(self._slow)):
+        self.slowly(raw, random, breaker.frame(1), raw.send)
+
+    def slowly(self, raw: Raw, random: Random, data: bytes, send: Callable[[bytes], bool]) -> None:
+        """Send this a few bytes at a time, and go on with what others send so."""
+        self._slow.append((raw, data, send))
+        for place, (slow, left, send) in enumerate(list(self._slow)):
             some = random.randrange(1, 40)
-            slow.send(left[:some])
-            self._slow[place] = (slow, left[some:])
-        done = [(slow, left) for slow, left in self._slow if not left or len(self._slow) > 16]
-        for slow, _ in done[:8]:
+            send(left[:some])
+            self._slow[place] = (slow, left[some:], send)
+        done = [slow for slow, left, _ in self._slow if not left or len(self._slow) > 16][:8]
+        for slow in done:
             self.told["frames"] += 1
             slow.sock.close()
-        gone = {id(slow) for slow, _ in done[:8]}
-        self._slow = [(slow, left) for slow, left in self._slow if id(slow) not in gone]
+        self._slow = [one for one in self._slow if not any(one[0] is slow for slow in done)]

@@ -13,8 +13,9 @@ from typing import Any
 
 from fuzz.attack import Attacker, again
 from fuzz.honest import give, take
+from fuzz.sealed import SealedAttacker
 
-from paceline import Server, Session
+from paceline import Server, Session, Tls
 from paceline.spec import ClusterSpec
 
 SECRET = b"the secret of a fuzzed cluster"
@@ -59,7 +60,12 @@ def honest(spec: ClusterSpec, role: str) -> None:
 
 def attack(spec: ClusterSpec, seed: int, index: int, frames: int) -> None:
     """An attacker, which tells from time to time how far it is."""
-    made = Attacker([spec.target(*task) for task in spec.servers()], SECRET, seed, index)
+    targets = [spec.target(*task) for task in spec.servers()]
+    if spec.tls:
+        context = Tls(**spec.tls).client()
+        made: Attacker = SealedAttacker(targets, SECRET, seed, index, context)
+    else:
+        made = Attacker(targets, SECRET, seed, index)
 
     def tell() -> None:
         while not done.wait(1.0):
