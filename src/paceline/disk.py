@@ -102,7 +102,8 @@ def new_epoch(folder: Path, least: int = 0) -> int:
     epoch = max(least, last_epoch(folder) + 1)
     made = folder / f".{EPOCH}-{os.getpid()}"
     try:
-        with made.open("x") as file:
+        # One that died may have had the same number, as in containers, and left such a file.
+        with made.open("w") as file:
             file.write(f"{epoch}\n")
             file.flush()
             os.fsync(file.fileno())
@@ -110,6 +111,8 @@ def new_epoch(folder: Path, least: int = 0) -> int:
         synced(folder)
     except OSError as e:
         _log.warning("epoch %d is not noted in %s: %s", epoch, folder, e)
+        with suppress(OSError):
+            made.unlink()
     return epoch
 
 
