@@ -30,9 +30,9 @@ server.serve()
 
 
 @contextmanager
-def served(core: int = -1) -> Iterator[paceline.Session]:
-    """A session on a fresh server, bound to a core if that is 0 or more."""
-    place = f"@paceline-benchmark-{os.getpid()}"
+def served(core: int = -1, name: str = "") -> Iterator[paceline.Session]:
+    """A session on a fresh server, bound to a core if that is 0 or more; several have a `name`."""
+    place = f"@paceline-benchmark-{os.getpid()}{name}"
     command = [sys.executable, "-c", SERVER, place, str(core), SECRET.decode()]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
