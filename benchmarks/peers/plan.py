@@ -30,20 +30,22 @@ class Peer:
 
 PEERS = {
     "nothing": Peer("call publish push tcp", views=True, cores=True),
-    "multiprocessing": Peer("call publish queue start memory", views=True),
+    "multiprocessing": Peer("call publish queue collect start memory", views=True),
     "tensorflow": Peer(
-        "call publish push queue tcp start memory", "tensorflow", "tensorflow-cpu grpcio"
+        "call publish push queue collect tcp start memory", "tensorflow", "tensorflow-cpu grpcio"
     ),
-    "ray": Peer("call publish push queue start memory", "ray", "ray", views=True),
+    "ray": Peer("call publish push queue collect start memory", "ray", "ray", views=True),
     "torch_rpc": Peer("call publish push start memory", "torch", "torch"),
-    "torch_mp": Peer("publish queue", "torch", "torch", views=True),
-    "faster_fifo": Peer("queue", "faster_fifo", "faster-fifo"),
-    "reverb": Peer("queue", "reverb", "dm-reverb tensorflow-cpu"),
+    "torch_mp": Peer("publish queue collect", "torch", "torch", views=True),
+    "faster_fifo": Peer("queue collect", "faster_fifo", "faster-fifo"),
+    "reverb": Peer("queue collect", "reverb", "dm-reverb tensorflow-cpu"),
     "grpc": Peer("call publish tcp", "grpc", "grpcio"),
-    "zmq": Peer("call publish tcp queue", "zmq", "pyzmq"),
+    "zmq": Peer("call publish tcp queue collect", "zmq", "pyzmq"),
 }
 NO_INSTALLATION = [name for name, peer in PEERS.items() if not peer.pins]
-WORKS = "call publish push queue tcp start memory".split()
+WORKS = "call publish push queue collect tcp start memory".split()
+LIKE = {"collect": "queue"}
+"""Works of paceline beside which peers do another one of theirs."""
 ALONE = {"publish": [{"nbytes": 1024 * MB, "readers": 1, "mode": mode} for mode in ("own", "view")]}
 """What only paceline and the limits do."""
 
@@ -70,6 +72,10 @@ def configs(work: str, name: str, *, quick: bool) -> list[Config]:
         return [{"nbytes": (1 if quick else 64) * MB, "seconds": 0.02 if quick else 0.5}]
     if work == "queue":
         return [{**each, "seconds": 0.02 if quick else 0.4} for each in queues(quick=quick)]
+    if work == "collect":
+        sizes = (64,) if quick else (64, 256 * KB)
+        each = {"producers": 2, "at_once": 1, "kind": "items", "seconds": 0.02 if quick else 0.4}
+        return [{"nbytes": nbytes, **each} for nbytes in sizes]
     if work == "tcp":
         return [{"nbytes": (1 if quick else 64) * MB}]
     return [{}]

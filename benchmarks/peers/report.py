@@ -61,12 +61,12 @@ def cells(row: Target) -> tuple[str, ...]:
 
 
 def targets_table(records: list[dict[str, Any]]) -> Table:
-    """For people at a terminal."""
+    """For people at a terminal: what was measured of them."""
     made = Table(caption="above 1, paceline is the better one; medians of rounds in alternation")
     for heading in HEADINGS:
         made.add_column(heading)
     colours = {"yes": "green", "no": "yellow"}
-    for row in targets(records):
+    for row in [each for each in targets(records) if each.found is not None]:
         *plain, reached = cells(row)
         made.add_row(*plain, f"[{colours.get(reached, 'default')}]{reached}[/]")
     return made

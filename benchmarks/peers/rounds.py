@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peers.plan import Config, configs
+from peers.plan import LIKE, Config, configs
 from peers.programs import Failed, Program
 
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ def compared(
     wanted = configs(work, name, quick=quick)
     with program("paceline", work, sys.executable) as ours:
         ours.answer()
-        with program(name, work, python) as theirs:
+        with program(name, LIKE.get(work, work), python) as theirs:
             try:
                 theirs.answer(TIMEOUT * 2)
                 if work == "memory":

@@ -135,6 +135,18 @@ def _own(records: Records) -> Iterator[Target]:
 
 
 def _queues(row: Callable[..., Target]) -> Iterator[Target]:
+    for nbytes, peer, bound in (
+        (256 * KB, "ray", 50),
+        (256 * KB, "tensorflow", 20),
+        (256 * KB, "multiprocessing", 8),
+        (256 * KB, "faster_fifo", 1.2),
+        (64, "faster_fifo", 1),
+    ):
+        size = "256 KB" if nbytes > 64 else "64 B"
+        yield row(
+            f"{size} items, 2 producers, collected one by one", NAMES[peer], bound, "collect", peer,
+            "rate", nbytes=nbytes,
+        )  # fmt: skip
     for at_once in (1, 8):
         for peer, bound in (
             ("ray", 50), ("tensorflow", 20), ("multiprocessing", 8), ("faster_fifo", 1.2)

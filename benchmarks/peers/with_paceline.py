@@ -18,6 +18,7 @@ from peer import (
     Sight,
     Source,
     crew,
+    item,
     items,
     published,
     repeated,
@@ -124,6 +125,29 @@ def queue() -> Iterator[Round]:
         yield taken(producers, take)
 
 
+def making(nbytes: int) -> Iterator[Any]:
+    """Items one by one, each a tree of its own."""
+    made = item(nbytes)
+    while True:
+        yield made
+
+
+@contextmanager
+def collect() -> Iterator[Round]:
+    """The same as `queue`, through `collect`: workers yield one item at a time."""
+    with paceline.Cluster(workers=2, progress="quiet") as cluster:
+
+        def made(nbytes: int, producers: int, at_once: int, kind: str, seconds: float) -> Any:
+            size = 16 if nbytes > 4096 else 256
+            with cluster.collect(making, nbytes, batch_size=size, max_lag=None) as batches:
+                for _ in range(4):
+                    batches.next(timeout=60)
+                taken = repeated(lambda: batches.next(timeout=60), seconds)
+            return {"rate": size / taken["seconds"]}
+
+        yield made
+
+
 @contextmanager
 def tcp() -> Iterator[Round]:
     """`assign` and `read_into`, by a session that is connected over TCP on loopback."""
@@ -178,4 +202,13 @@ def memory() -> Iterator[Round]:
 
 
 if __name__ == "__main__":
-    serve(call=call, publish=publish, push=push, queue=queue, tcp=tcp, start=start, memory=memory)
+    serve(
+        call=call,
+        publish=publish,
+        push=push,
+        queue=queue,
+        collect=collect,
+        tcp=tcp,
+        start=start,
+        memory=memory,
+    )
