@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -171,6 +172,32 @@ def other(change: Callable[[Any], Any]) -> Callable[[Path], None]:
             other(lambda told: told["containers"][""]["variables"]["v"].update(structure=["x"])),
             "bytes are not a layout",
         ),
+        (
+            other(lambda told: told["files"].update({"a\0": {"size": 0, "sha256": ""}})),
+            r"its manifest names the file 'a\\x00', which is not beside it",
+        ),
+        (
+            other(lambda told: told["containers"][""]["variables"]["v"].update(epoch=7)),
+            r"variable 'v' has version \d+, none of epoch 7",
+        ),
+        (
+            other(
+                lambda told: told["containers"][""]["variables"]["v"].update(version=-1, epoch=-1)
+            ),
+            "variable 'v' has version -1, of -1 so far",
+        ),
+        (
+            other(lambda told: told["containers"][""]["variables"]["v"].update(bound=0)),
+            "variable 'v' has a bound of 0 bytes",
+        ),
+        (
+            other(
+                lambda told: told["containers"][""].update(
+                    counters={"c": {"start": 0, "value": 1 << 63}}
+                )
+            ),
+            r"counter 'c' has 9223372036854775808, of more than 64 bits",
+        ),
     ],
 )
 def test_a_damaged_one_is_refused_by_name_and_the_one_before_is_used(
@@ -183,6 +210,31 @@ def test_a_damaged_one_is_refused_by_name_and_the_one_before_is_used(
     (record,) = caplog.records
     assert damaged.name in record.getMessage()
     assert re.search(said, record.getMessage())
+
+
+def test_a_manifest_with_one_bit_changed_is_refused(tmp_path: Path) -> None:
+    """Also where it is a manifest still, of another number."""
+    path = at(tmp_path, 1) / "manifest.json"
+    whole = path.read_bytes()
+    random = Random(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        path.write_bytes(content)
+        with pytest.raises(
+            CheckpointError, match=r"^no checkpoint in .* is good: checkpoint-000001-step-1: "
+        ):
+            latest(tmp_path)
+    path.write_bytes(whole.replace(b'"step": 1', b'"step": 9'))
+    with pytest.raises(
+        CheckpointError, match=r": manifest\.json has another content than manifest\.json\.sha256 "
+    ):
+        latest(tmp_path)
+    # Those written before its digest was.
+    (path.parent / "manifest.json.sha256").unlink()
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.manifest.step == 9
 
 
 def test_if_none_is_good_the_error_has_each_and_why(tmp_path: Path) -> None:

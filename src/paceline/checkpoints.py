@@ -43,6 +43,9 @@ from paceline.disk import locked, stored, synced
 _log = logging.getLogger("paceline")
 
 MANIFEST = "manifest.json"
+DIGEST = "manifest.json.sha256"
+"""The manifest's own digest, as `sha256sum -c` reads it. Those written before have none."""
+
 WRITING, GOING = ".writing", ".going"
 _NAME = re.compile(r"checkpoint-(\d+)-step-(-?\d+)")
 
@@ -249,7 +252,8 @@ def _write(made: Path, step: int, contents: Mapping[str, Contents], pause: float
         manifests.FORMAT, __version__, step, time.time(), files,
         {name: _written(made, content, files) for name, content in contents.items()}, pause,
     )  # fmt: skip
-    stored(made / MANIFEST, [msgspec.json.format(msgspec.json.encode(told))])
+    entry = stored(made / MANIFEST, [msgspec.json.format(msgspec.json.encode(told))])
+    stored(made / DIGEST, [f"{entry.sha256}  {MANIFEST}\n".encode()])
     synced(made)
 
 
@@ -303,7 +307,12 @@ def _bytes(array: Any) -> Any:
 
 
 def _checked(path: Path) -> Manifest:
-    told = manifests.parse((path / MANIFEST).read_bytes())
+    text = (path / MANIFEST).read_bytes()
+    told = manifests.parse(text)
+    if (path / DIGEST).exists():
+        said = (path / DIGEST).read_bytes().split()[:1]
+        if said != [hashlib.sha256(text).hexdigest().encode()]:
+            raise SchemaError(f"{MANIFEST} has another content than {DIGEST} says")
     for name, entry in told.files.items():
         with (path / name).open("rb") as file:
             size = os.fstat(file.fileno()).st_size

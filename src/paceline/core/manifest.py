@@ -13,6 +13,7 @@ import numpy as np
 from paceline.core.errors import SchemaError
 from paceline.core.names import checked_container, key, quoted
 from paceline.core.tree import decoded, encoded, paths
+from paceline.core.versions import epoch_of
 
 FORMAT = 4
 NAMELESS = (1, 2, 3)
@@ -177,7 +178,7 @@ def parse(text: bytes) -> Manifest:
     except (msgspec.MsgspecError, RecursionError) as e:
         raise SchemaError(f"its manifest is malformed: {e}") from e
     for name in found.files:
-        if "/" in name or "\\" in name or name.startswith("."):
+        if not name or "/" in name or "\\" in name or "\0" in name or name.startswith("."):
             raise SchemaError(f"its manifest names the file {name!r}, which is not beside it")
     for container, content in found.containers.items():
         checked_container(container)
@@ -188,12 +189,23 @@ def parse(text: bytes) -> Manifest:
 def _check(found: Manifest, content: ContainerEntry, container: str) -> None:
     for thing in content.things:
         _listed(found, f"{thing.kind} {quoted(key(thing.name, container))}", thing.file)
+    for name, counter in content.counters.items():
+        for value in (counter.start, counter.value):
+            if not -(1 << 63) <= value < 1 << 63:
+                what = f"counter {quoted(key(name, container))}"
+                raise SchemaError(f"{what} has {value}, of more than 64 bits")
     for name, entry in content.variables.items():
         what = f"variable {quoted(key(name, container))}"
         plain = [kind for kind, shape in decoded(entry.layout()).leaves if shape is None]
+        if epoch_of(entry.version) != entry.epoch:
+            raise SchemaError(f"{what} has version {entry.version}, none of epoch {entry.epoch}")
         all_: list[VariableEntry | KeptEntry] = [entry, *entry.kept]
+        if entry.bound is not None and entry.bound < 1:
+            raise SchemaError(f"{what} has a bound of {entry.bound} bytes")
         for each in all_:
             _listed(found, what, each.file)
+            if not 0 <= each.version <= entry.version < 1 << 63:
+                raise SchemaError(f"{what} has version {each.version}, of {entry.version} so far")
             if len(plain) != len(each.values):
                 raise SchemaError(
                     f"{what} has {len(plain)} plain leaves and {len(each.values)} values"
