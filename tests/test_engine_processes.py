@@ -441,6 +441,7 @@ def test_a_ctrl_c_during_a_close_still_leaves_nothing(recorder: Recorder) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_20_starts_and_stops_leave_nothing(recorder: Recorder) -> None:
     before = os.listdir("/dev/fd")
     for round_number in range(1, 21):

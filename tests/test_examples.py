@@ -8,7 +8,7 @@ import pytest
 from programs import EXAMPLES, WORKERS, run, steps_taken
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(
     "name", [pytest.param("cartpole_torch.py", marks=pytest.mark.slow), "session_loop.py"]
@@ -21,7 +21,7 @@ def test_the_session_loop_solves_its_task() -> None:
     assert run("session_loop.py", "--seed", 1).startswith("solved: ")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_settings_changed_in_mid_run_reach_the_workers(workers: int) -> None:
     said = run("settings.py", "--workers", workers, "--goal", 60)
@@ -35,7 +35,7 @@ def test_settings_changed_in_mid_run_reach_the_workers(workers: int) -> None:
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_policy_trained_in_lockstep_is_the_same_on_every_engine(workers: int) -> None:
     *lines, last = run("lockstep.py", "--workers", workers, "--batches", 4).splitlines()
@@ -44,7 +44,7 @@ def test_a_policy_trained_in_lockstep_is_the_same_on_every_engine(workers: int) 
     assert last == "the same bits on serial, threads, processes"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(
     ("name", "options", "last"),
@@ -70,7 +70,7 @@ def test_an_example_reaches_its_goal_with_any_number_of_workers(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_digits_are_learned_with_any_number_of_workers(workers: int, mode: str) -> None:
@@ -93,7 +93,7 @@ def test_digits_are_learned_with_any_number_of_workers(workers: int, mode: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_factors_are_learned_by_rows_on_two_servers(workers: int) -> None:
     *lines, last = run("matrix_factorisation.py", "--workers", workers).splitlines()
