@@ -8,6 +8,7 @@
 # make docs      build the documentation into build/docs; a broken link is an error
 # make bench     measure, each figure beside its limit; ARGS="call small --quick" chooses
 # make bench-peers  the same beside Ray, TensorFlow, ...; ARGS="--peers ray --works call queue"
+# make bench-main-job  collect and train beside other libraries, each in an environment of its own
 # make check     format, lint, types, architecture, tests: what CI checks
 #
 # PYTHON=python3.12 chooses the interpreter; ARGS="-k queue" goes to pytest or to the demo.
@@ -25,7 +26,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Workers are fresh interpreters: without bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo questions test test-heavy test-all chaos fuzz soak docs bench bench-peers check static format-check lint types architecture format clean
+.PHONY: help demo questions test test-heavy test-all chaos fuzz soak docs bench bench-peers bench-main-job check static format-check lint types architecture format clean
 .NOTPARALLEL:
 
 help:
@@ -43,6 +44,9 @@ bench: $(VENV)/demo.stamp
 bench-peers: $(VENV)/demo.stamp
 	@$(BIN)/python benchmarks/beside_peers.py $(ARGS)
 	@$(BIN)/python benchmarks/beside_peers.py --report
+
+bench-main-job: $(VENV)/demo.stamp
+	@$(BIN)/python benchmarks/main_job.py $(ARGS)
 
 # A process per core, each with tests of its own; ARGS="-n 0" runs them one after the other.
 test: $(VENV)/test.stamp

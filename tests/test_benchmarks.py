@@ -86,3 +86,33 @@ def test_what_more_workers_cost() -> None:
     rows = re.findall(r"^│ +(\d+) │ +[\d,]+ │ +\d+ % │ +\d+ │$", done.stdout, re.MULTILINE)
     assert rows == ["1", "2"]
     assert re.search(r"^-?\d+ MB for each worker more", done.stdout, re.MULTILINE)
+
+
+MAIN_JOB = ROOT / "benchmarks" / "main_job"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("job", ["sb3", "torchrl", "sample_factory"])
+@pytest.mark.parametrize("measure", ["rate", "collect"])
+def test_the_main_job_says_how_fast_it_trains_and_collects(job: str, measure: str) -> None:
+    words = f"--job {job} --measure {measure} --warm 0.5 --window 0.5".split()
+    done = subprocess.run(
+        [sys.executable, str(MAIN_JOB / "paceline_ppo.py"), *words],
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    said = json.loads(line)
+    assert said["measure"] == measure
+    assert said["steps"] > 0
+    assert said["rate"] == pytest.approx(said["steps"] / said["window"])
+
+
+def test_an_unknown_peer_is_refused_with_those_there_are() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "main_job.py"), "stable"],
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "no peer 'stable'; there are ['sb3', 'sb3_subproc'," in done.stderr
