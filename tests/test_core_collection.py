@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from items import run
 from paceline.core import versions
 from paceline.core.collection_state import STALE_ROW, CollectionState
 from paceline.core.errors import Closed, TooStale
+from paceline.core.facts import CollectionFacts
 from paceline.core.queue_state import QueueState
 from paceline.core.waiting import NOT_YET
 
@@ -29,7 +32,7 @@ class PaceMachine(RuleBasedStateMachine):
         depth = 2 if max_lag is None else max_lag
         queue = QueueState("c", (depth + 1) * batch_size, 1 << 30)
         self.state = CollectionState(queue, batch_size, max_lag, lambda: self.version)
-        self.ahead = ahead
+        self.ahead, self.before = ahead, 0
         self.started: dict[str, list[int]] = {"a": [], "b": [], "c": []}
         self.credits = dict.fromkeys("abc", 0)
         self.asked = False
@@ -81,6 +84,37 @@ class PaceMachine(RuleBasedStateMachine):
         if not self.asked:
             self.version += times
 
+    @rule(as_it_was=st.booleans(), held=st.booleans())
+    def all_begins_again(self, as_it_was: bool, held: bool) -> None:
+        """With what was noted in this moment: as it was, or where its stamps say nothing."""
+        queue = self.state.queue
+        with suppress(TooStale):
+            if held and (found := self.state.next(retry=self.asked)) is not NOT_YET:
+                queue.hand_out(found[0], "trainer")
+        noted, stored, ended = self.state.noted(), queue.stored, queue.counters
+        assert isinstance(noted.facts, CollectionFacts)
+        items = [
+            run(0, stamp=piece.head.version, producer=piece.about[0])
+            for piece in noted.pieces()
+            for _ in range(piece.head.count)
+        ]
+        assert len(items) == stored
+        if not as_it_was:
+            self.version = versions.first(versions.epoch_of(self.version) + 1) + 1
+        queue = QueueState("c", queue.capacity, queue.capacity_bytes)
+        self.state = CollectionState(
+            queue, self.state.batch_size, self.state.max_lag, lambda: self.version
+        )
+        self.state.revive(noted.facts, items)
+        gone = 0 if as_it_was else stored
+        assert (queue.counters.accepted, queue.counters.delivered, queue.stored) == (
+            ended.accepted, ended.delivered, stored - gone,
+        )  # fmt: skip
+        assert queue.counters.dropped["epoch"] == ended.dropped["epoch"] + gone
+        assert (self.state.started, self.state.finished) == (stored - gone, 0)
+        self.before, self.asked = ended.delivered, False
+        self.started, self.credits = {"a": [], "b": [], "c": []}, dict.fromkeys("abc", 0)
+
     @invariant()
     def everything_is_accounted_for(self) -> None:
         if not hasattr(self, "state"):
@@ -90,7 +124,7 @@ class PaceMachine(RuleBasedStateMachine):
         assert counters.accepted == counters.delivered + dropped + self.state.queue.stored
         running = sum(map(len, self.started.values())) + sum(self.credits.values())
         assert self.state.running == running
-        assert self.state.started == running + counters.accepted - dropped
+        assert self.state.started == running + counters.accepted - dropped - self.before
 
     @invariant()
     def a_waiting_trainer_can_always_be_served(self) -> None:

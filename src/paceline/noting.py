@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec import structs
 
 from paceline.checkpoints import Checkpoint, Contents, Saved, Thing
 from paceline.connection import Connection
@@ -17,6 +17,7 @@ from paceline.core import spreading
 from paceline.core.errors import TimedOut
 from paceline.core.facts import (
     AccumulatorFacts,
+    CollectionFacts,
     CounterFacts,
     Facts,
     PartFacts,
@@ -25,7 +26,7 @@ from paceline.core.facts import (
     encoded,
 )
 from paceline.core.manifest import CounterEntry, ThingEntry
-from paceline.core.names import parts
+from paceline.core.names import label, parts
 from paceline.core.versions import epoch_of, moved
 from paceline.cuts import Cut, Entry, Found
 from paceline.lines import Lines
@@ -36,6 +37,9 @@ BATCH_BYTES = 1 << 25
 BATCH_PIECES = 1024
 """What one step brings at most, or one piece."""
 
+COLLECTION = "collection"
+"""A kind of which nothing is there, once it was brought, before somebody opens it again."""
+
 OWN_PLACES = ("variable", "part", "counter")
 """Kinds that a checkpoint has in places of their own, and not among things."""
 
@@ -43,7 +47,7 @@ OWN_PLACES = ("variable", "part", "counter")
 def contents(lines: Lines, taken: Cut) -> dict[str, Contents]:
     """What a cut has, by container; variables and things are fetched when their turn comes."""
     there: dict[str, list[Entry]] = {}
-    for each in taken.entries:
+    for each in _opened_once(lines, taken.entries):
         there.setdefault(parts(each.key).container, []).append(each)
     return {
         name: Contents(
@@ -51,6 +55,21 @@ def contents(lines: Lines, taken: Cut) -> dict[str, Contents]:
         )
         for name, entries in sorted(there.items())
     }
+
+
+def _opened_once(lines: Lines, entries: list[Entry]) -> list[Entry]:
+    """Each collection where it is at home, without what waits for it on another server.
+
+    That is there if another variable stamps it now than the one that did when it was saved.
+    """
+    found = [each for each in entries if each.kind == COLLECTION]
+    there = {each.key: each for each in found}
+    if len(there) < len(found):
+        homes = lines.first.call(m.Resources()).content["homes"]
+        for each in found:
+            if homes.get(f"{COLLECTION} {label(each.key)}") == lines.task(each.line):
+                there[each.key] = each
+    return [each for each in entries if each.kind != COLLECTION or there[each.key] is each]
 
 
 class Variables(Mapping[str, Saved]):
@@ -154,6 +173,7 @@ class Bringing:
         self._epoch = epoch
         self._known = found.manifest.epochs
         self._lines: dict[int, Connection] = {}
+        self._variables: set[str] = set()
 
     def variable(self, container: str, name: str, key: str, line: Connection) -> None:
         """Bring a variable of that container in the checkpoint, with the versions that have tags.
@@ -189,20 +209,44 @@ class Bringing:
         if thing.kind == "accumulator":
             facts = decoded(AccumulatorFacts, thing.facts)
             if facts.taken_at is not None:
-                facts = msgspec.structs.replace(facts, taken_at=self._stamp(facts.taken_at))
+                facts = structs.replace(facts, taken_at=self._stamp(facts.taken_at))
             if not whole:
                 dropped = Counter(facts.dropped) + Counter(epoch=len(thing.heads))
-                facts = msgspec.structs.replace(facts, dropped=dict(dropped), taken_at=None)
+                facts = structs.replace(facts, dropped=dict(dropped), taken_at=None)
                 thing = dataclasses.replace(thing, heads=[], about=[], blocks=[])
             thing = dataclasses.replace(thing, facts=encoded(facts))
+        heads = [self._stamped(head) for head in thing.heads]
+        self._bring(dataclasses.replace(thing, heads=heads), key, line)
+
+    def _bring(self, thing: Thing, key: str, line: Connection) -> None:
         if not thing.heads:
             self._send(line, m.Bring(thing.kind, key, thing.facts, [], []), [])
         for some in _batches(thing):
-            heads = [self._stamped(thing.heads[n]) for n in some]
+            heads = [thing.heads[n] for n in some]
             about = [thing.about[n] for n in some]
             with line.interrupts:
                 blocks = [_copied(line, thing.blocks[n]) for n in some]
                 self._send(line, m.Bring(thing.kind, key, thing.facts, heads, about), blocks)
+
+    def collection(self, thing: Thing, key: str, variable: str | None, line: Connection) -> None:
+        """Bring what a collection had on its way; `variable` is the key of what stamps it now.
+
+        Stamps of a variable that was not brought by this, and so does not go on where it was, say
+        nothing any more.
+        """
+        facts = decoded(CollectionFacts, thing.facts)
+        if facts.variable is not None:
+            heads = [_unstamped(head) for head in thing.heads]
+            if variable in self._variables:
+                name, container, _ = parts(facts.variable)
+                epoch = self._found.manifest.of(container).variables[name].epoch
+                heads = [
+                    structs.replace(head, version=self._moved_with(epoch, head.version))
+                    for head in thing.heads
+                ]
+            facts = structs.replace(facts, variable=variable)
+            thing = dataclasses.replace(thing, facts=encoded(facts), heads=heads)
+        self._bring(thing, key, line)
 
     def revive(self) -> dict[tuple[str, str], str]:
         """Let all that was brought be there, on each server in one step; why something is not."""
@@ -210,6 +254,8 @@ class Bringing:
         for line in self._lines.values():
             for kind, key, reason in line.call(m.Revive([])).content:
                 why[kind, parts(key).name] = reason
+                if kind == "variable" and not reason:
+                    self._variables.add(key)
         self._lines.clear()
         return {thing: reason for thing, reason in why.items() if reason}
 
@@ -225,12 +271,16 @@ class Bringing:
         return moved(version, self._epoch) if epoch_of(version) == epoch else version
 
     def _stamped(self, head: m.RunHead) -> m.RunHead:
-        return msgspec.structs.replace(head, version=self._stamp(head.version))
+        return structs.replace(head, version=self._stamp(head.version))
 
     def _stamp(self, version: int) -> int:
         """Where a version is now of a variable that is not known."""
         known = version != m.NO_VERSION and epoch_of(version) in self._known
         return moved(version, self._epoch) if known else version
+
+
+def _unstamped(head: m.RunHead) -> m.RunHead:
+    return structs.replace(head, version=m.NO_VERSION)
 
 
 def _batches(thing: Thing) -> Iterator[list[int]]:

@@ -14,15 +14,16 @@ from paceline.checkpoints import Checkpoint
 from paceline.connection import Connection
 from paceline.core import messages as m
 from paceline.core.errors import SchemaError, TimedOut
+from paceline.core.facts import CollectionFacts, decoded
 from paceline.core.manifest import ContainerEntry, VariableEntry
 from paceline.core.names import containers as named
 from paceline.core.names import key, label, parts, quoted
 from paceline.core.numbers import int64, whole
-from paceline.core.tree import decoded
+from paceline.core.tree import decoded as planned
 from paceline.cuts import cut, told
 from paceline.disk import checked_folder
 from paceline.lines import Lines
-from paceline.noting import Bringing, contents
+from paceline.noting import COLLECTION, Bringing, contents
 from paceline.pending import within
 
 _log = logging.getLogger("paceline")
@@ -115,7 +116,7 @@ class Restoring:
         lines = self._session.lines
         saved = self._saved(found)
         servers = told(lines.again(), list(saved))
-        bringing = Bringing(found, _epoch(found, servers.epoch + 1))
+        bringing, whole_ones = Bringing(found, _epoch(found, servers.epoch + 1)), list[_Back]()
         for container, (source, content) in saved.items():
             mine = container == self.container
             whole = (anew and mine) or (container not in servers.marked and not lines.mended)
@@ -125,6 +126,11 @@ class Restoring:
                 back.others(self.later if mine else (), None if whole else servers.restoring)
             if made:
                 _log.info("%s: restored %s from %s", self._session.task, made, found.path)
+            if whole:
+                whole_ones.append(back)
+        for back in whole_ones:
+            with self._session.container(back.container):
+                back.collections()
         for line in lines.all:
             line.call(m.Revive(self.only))
 
@@ -165,7 +171,7 @@ class _Back:
         self._session = session
         self._found = found
         self._bringing = bringing
-        self._container = container
+        self.container = container
         self._source = source
         self._content = content
 
@@ -177,7 +183,7 @@ class _Back:
         for name in torn:
             self._assign(name)
         homes = session.resources()["homes"]
-        at_home = [n for n in missing if f"variable {label(key(n, self._container))}" in homes]
+        at_home = [n for n in missing if f"variable {label(key(n, self.container))}" in homes]
         # Where it was it can be made at once: nobody sees what `init` would make first.
         self._make(at_home)
         if init is not None:
@@ -198,6 +204,8 @@ class _Back:
                 key = session.key(name)
                 bringing.counter(counter, key, lines.home("counter", key))
         for entry in self._content.things:
+            if entry.kind == COLLECTION:
+                continue
             if restoring is not None and not (restoring and entry.kind in GOING_ON):
                 continue
             key, near = session.key(entry.name), None
@@ -206,7 +214,37 @@ class _Back:
             home = lines.home(entry.kind, key, near=near)
             if restoring is None or home in restoring:
                 bringing.thing(entry, key, home, whole=restoring is None)
-        for (kind, name), why in bringing.revive().items():
+        self._revive()
+
+    def collections(self) -> None:
+        """Bring what collections had on their way to where they will be opened again.
+
+        That is beside the variables that stamp them, which may be in any container. Their names
+        have no home before that: a program that has changed may choose another one.
+        """
+        for entry in self._content.things:
+            if entry.kind == COLLECTION:
+                thing = self._found.thing(entry)
+                stamps = decoded(CollectionFacts, thing.facts).variable
+                key, variable, home = self._session.key(entry.name), None, self._session.lines.first
+                if stamps is not None:
+                    variable, home = self._stamping(stamps)
+                self._bringing.collection(thing, key, variable, home)
+        self._revive()
+
+    def _stamping(self, saved: str) -> tuple[str, Connection]:
+        """The key that a variable has now, and the line to its home, if there is one."""
+        session, of = self._session, parts(saved)
+        with session.container(of.container):
+            key = session.key(of.name)
+            if session.uninitialized([of.name]):
+                return key, session.lines.first
+            return key, session.lines.home("variable", key, make=False)
+
+    def _revive(self) -> None:
+        """Let what was brought be there; what is not is told in the log."""
+        session = self._session
+        for (kind, name), why in self._bringing.revive().items():
             _log.info("%s: %s '%s' is not restored: %s", session.task, kind, name, why)
 
     def _make(self, names: Iterable[str]) -> None:
@@ -240,7 +278,7 @@ class _Back:
         try:
             self._session.variable(name).assign(self._read(name, version))
         except SchemaError as e:
-            of = quoted(key(name, self._container))
+            of = quoted(key(name, self.container))
             raise SchemaError(f"restore {of} from {self._found.path}: {e}") from e
 
     def _read(self, name: str, version: int | None) -> Any:
@@ -264,13 +302,13 @@ class _Back:
             each["name"]
             for each in content["shared"]
             if each["kind"] == "variable"
-            and each["container"] == self._container
-            and label(key(each["name"], self._container)) in content.get("spread", {})
+            and each["container"] == self.container
+            and label(key(each["name"], self.container)) in content.get("spread", {})
         }
 
 
 def _nbytes(saved: VariableEntry) -> int:
-    return sum(size for *_, size in decoded(saved.layout()).places)
+    return sum(size for *_, size in planned(saved.layout()).places)
 
 
 def _epoch(found: Checkpoint, least: int) -> int:

@@ -10,12 +10,17 @@ where `a` is the number of versions assigned between the trainer's last two asks
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import final
+
+from msgspec import structs
 
 from paceline.core import versions
 from paceline.core.errors import Closed, TooStale
-from paceline.core.queue_items import Run
+from paceline.core.facts import CollectionFacts, Noted
+from paceline.core.queue_items import Run, items_in
 from paceline.core.queue_state import QueueState
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET, NotYet
@@ -23,9 +28,20 @@ from paceline.core.waiting import NOT_YET, NotYet
 STALE_ROW = 10
 
 
+def thinned(facts: CollectionFacts, runs: list[Run], now: int) -> tuple[CollectionFacts, list[Run]]:
+    """What was noted of a collection that nobody has opened again, less what is too old `now`."""
+    bound = facts.max_lag
+    if bound is None:
+        return facts, runs
+    left = [run for run in runs if (versions.lag(now, run.version) or 0) <= bound]
+    stale = items_in(runs) - items_in(left)
+    dropped = dict(Counter(facts.dropped) + Counter(stale=stale))
+    return structs.replace(facts, dropped=dropped), left
+
+
 @final
 class CollectionState(Schedule):
-    """A collection paced by lag."""
+    """A collection paced by lag; `variable` is the key of what stamps its items."""
 
     kind = "lag"
 
@@ -35,9 +51,11 @@ class CollectionState(Schedule):
         batch_size: int,
         max_lag: int | None,
         current: Callable[[], int] | None,
+        variable: str | None = None,
     ) -> None:
         super().__init__(queue, batch_size, current)
         self.max_lag = max_lag
+        self.variable = variable
         self.draining = False
         self._version_at_ask: int | None = None
         self._assigned = 1
@@ -88,9 +106,28 @@ class CollectionState(Schedule):
     def drain(self, peer: object) -> None:
         self.draining = True
 
+    def noted(self) -> Noted:
+        """What it has on its way, and what became of the rest: what nobody has for good counts."""
+        return replace(self.queue.noted(), facts=self._facts())
+
+    def _facts(self) -> CollectionFacts:
+        queue, ended = self.queue, self.queue.counters
+        return CollectionFacts(
+            self.batch_size,
+            self.max_lag,
+            self.variable,
+            queue.capacity,
+            queue.capacity_bytes,
+            ended.delivered,
+            dict(ended.dropped),
+        )
+
+    def _fits(self, facts: CollectionFacts) -> bool:
+        return facts.terms == self._facts().terms
+
     def _ask(self) -> None:
         # A batch that came back, or whose trainer died, has not been finished.
-        self.finished = self.queue.taken // self.batch_size
+        self.finished = self._handed_over
         if self._current is None:
             return
         now = self._current()

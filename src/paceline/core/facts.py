@@ -85,6 +85,32 @@ class QueueFacts(Facts, frozen=True):
     draws: list[int] | None = None
 
 
+class CollectionFacts(Facts, frozen=True):
+    """A collection; its pieces are the items that it had on their way, as those of queues.
+
+    `variable` is the key of what stamps them.
+    """
+
+    batch_size: int
+    max_lag: int | None
+    variable: str | None
+    capacity: int
+    capacity_bytes: int
+    delivered: int
+    dropped: dict[str, int]
+
+    @property
+    def terms(self) -> tuple[Any, ...]:
+        """What it was opened with."""
+        return (
+            self.batch_size,
+            self.max_lag,
+            self.variable,
+            self.capacity,
+            self.capacity_bytes,
+        )
+
+
 class BarrierFacts(Facts, frozen=True):
     """A barrier: who waited there arrives again."""
 

@@ -104,11 +104,11 @@ class LockstepState(Schedule):
     @property
     def _going(self) -> bool:
         """Whether items of the newest round are still to come."""
-        return self.queue.counters.accepted < self._rounds * self.batch_size
+        return sum(self._made) < self._rounds * self.batch_size
 
     def _begin(self) -> None:
         self._rounds += 1
-        self.finished = self.queue.taken // self.batch_size
+        self.finished = self._handed_over
         self.round.begin()
 
     def _room(self, worker: object) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,12 @@ class Counters:
     accepted: int = 0
     delivered: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+
+
+def piece(run: Run) -> Piece:
+    """A run as note is taken of it."""
+    head, memory = run.content()
+    return Piece(head, (run.producer, run.priority), memory)
 
 
 class QueueState:
@@ -264,14 +270,7 @@ class QueueState:
             self._waiting.draws(),
         )
 
-        def pieces() -> list[Piece]:
-            made = []
-            for run in waiting():
-                head, memory = run.content()
-                made.append(Piece(head, (run.producer, run.priority), memory))
-            return made
-
-        return Noted(facts, pieces, self.nbytes)
+        return Noted(facts, lambda: [piece(run) for run in waiting()], self.nbytes)
 
     def revive(self, facts: QueueFacts, runs: list[Run]) -> None:
         """Be what was noted of one with this definition; its items belong to no session now.
@@ -283,13 +282,16 @@ class QueueState:
             raise ValueError("it held more than it may")
         if facts.draws is not None:
             self._waiting.go_on(facts.draws)
-        self.counters.delivered = facts.delivered
-        self.counters.dropped = Counter(facts.dropped)
-        self.counters.accepted = facts.delivered + sum(facts.dropped.values())
-        self.accept(runs)
+        self.go_on(facts.delivered, facts.dropped, runs)
         self._owed.clear()
         if facts.closed:
             self.close()
+
+    def go_on(self, delivered: int, dropped: Mapping[str, int], runs: Iterable[Run]) -> None:
+        """Have what became of earlier items in its counters, and these to hand out."""
+        ended = Counter(dropped)
+        self.counters = Counters(delivered + ended.total(), delivered, ended)
+        self.accept(runs)
 
     def _held_back(self, runs: list[Run], count: int) -> bool:
         if self.per_producer is None or not runs:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from paceline.core import versions
 from paceline.core.errors import Closed, ProtocolError
+from paceline.core.facts import CollectionFacts
 from paceline.core.queue_items import Run, items_in
 from paceline.core.queue_state import QueueState
 from paceline.core.round import Round
@@ -38,6 +39,8 @@ class Schedule(ABC):
         self.trainer_waits = False
         self.max_lag_seen = 0
         self._current = current
+        # Of what was handed out, what it did not hand out itself.
+        self._taken_before = 0
         self._outstanding: dict[object, int] = {}
 
     @property
@@ -60,6 +63,10 @@ class Schedule(ABC):
     @abstractmethod
     def _room(self, worker: object) -> int:
         """How many items `worker` may start now."""
+
+    def _fits(self, facts: CollectionFacts) -> bool:
+        """Whether it can hand over what one that was noted so had on its way."""
+        return False
 
     @property
     def owing(self) -> list[str]:
@@ -118,6 +125,17 @@ class Schedule(ABC):
         if self.queue.closed:
             self._drop_rest()
 
+    def revive(self, facts: CollectionFacts, runs: list[Run]) -> None:
+        """Begin with what one of its name had on its way, which belongs to no session now.
+
+        Counters go on. What does not fit, or is of another epoch, is dropped with that reason.
+        """
+        self.queue.go_on(facts.delivered, facts.dropped, runs)
+        self._taken_before = facts.delivered
+        self.started += items_in(runs)
+        fits = self._fits(facts)
+        self._drop(self.queue.sift(lambda run: fits and self._of_now(run)), "epoch")
+
     def give_up(self) -> None:
         """The trainer's wait ended without a batch; its next ask is the same one."""
         self.trainer_waits = False
@@ -133,6 +151,14 @@ class Schedule(ABC):
         """Refuse everything from now on; what is stored is dropped."""
         self.queue.close(cancel=True)
         self._drop_rest()
+
+    @property
+    def _handed_over(self) -> int:
+        """Batches that the trainer has, or has had."""
+        return (self.queue.taken - self._taken_before) // self.batch_size
+
+    def _of_now(self, run: Run) -> bool:
+        return self._current is None or self._lag(run) is not None
 
     def _drop(self, runs: list[Run], reason: str) -> None:
         self.queue.drop(runs, reason)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from paceline.core import messages as m
-from paceline.core.collection_state import CollectionState
+from paceline.core.collection_state import CollectionState, thinned
 from paceline.core.errors import Closed, SchemaError, UnknownName
+from paceline.core.facts import CollectionFacts, Noted, Piece
 from paceline.core.lockstep_state import LockstepState
 from paceline.core.names import beside, checked, quoted
-from paceline.core.queue_items import items_in
-from paceline.core.queue_state import QueueState
+from paceline.core.queue_items import Run, items_in
+from paceline.core.queue_state import QueueState, piece
 from paceline.core.schedule import Schedule
 from paceline.core.waiting import NOT_YET
+from paceline.server.brought import Brought, Maker
 from paceline.server.lines import Peer, holder_name
-from paceline.server.queue_desk import handed_out, received
+from paceline.server.queue_desk import handed_out, received, unowned
 from paceline.server.service import Desk, Handler, Service
 from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Frame
 
+KIND = "collection"
+
 REMEMBERED = 16
 """Ended collections whose counters can still be asked for."""
 
-_CAUSE = "collection"
+_CAUSE = KIND
 """Why workers may not wait, where it is this desk that says so."""
 
 
@@ -36,11 +41,13 @@ class CollectionDesk(Desk):
         self.states: dict[str, Schedule] = {}
         # What each worker makes items for: one collection at a time.
         self._makes: dict[Peer, str] = {}
-        # By hand: how a collection that goes on was opened, and who has not returned from it yet.
+        # How those were opened that go on; by hand, who has not returned from them yet.
         self._opened: dict[str, m.OpenCollection] = {}
         self._to_return: dict[str, set[str]] = {}
         # What these make is for one that has ended, whatever has its name now.
         self._belated: set[Peer] = set()
+        # What those had on their way that were restored, until somebody opens them.
+        self._aside: dict[str, tuple[CollectionFacts, list[Run]]] = {}
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -57,6 +64,27 @@ class CollectionDesk(Desk):
 
     def listing(self) -> tuple[str, dict[str, Any]]:
         return "collections", {name: self._counters(name) for name in self.states}
+
+    def noted(self, wanted: Callable[[str], bool]) -> Iterable[tuple[str, str, Noted]]:
+        for name, state in self.states.items():
+            if isinstance(state, CollectionState) and not state.queue.closed and wanted(name):
+                yield KIND, name, state.noted()
+        for name, (facts, runs) in self._aside.items():
+            if wanted(name):
+                stamps = self._variables.states.get(facts.variable or "")
+                if stamps is not None:
+                    facts, runs = self._aside[name] = thinned(facts, runs, stamps.version)
+                nbytes = sum(run.nbytes for run in runs)
+                yield KIND, name, Noted(facts, partial(_pieces, runs), nbytes)
+
+    def makers(self) -> dict[str, Maker]:
+        return {KIND: (CollectionFacts, self._put_aside)}
+
+    def _put_aside(self, brought: Brought) -> None:
+        """Keep what one had on its way until one of that name is opened."""
+        if brought.key in self._opened or brought.key in self._aside:
+            raise SchemaError("it exists")
+        self._aside[brought.key] = brought.facts, unowned(brought)
 
     def _counters(self, name: str) -> dict[str, Any]:
         waiting = self._service.parking.waiting(("start", name))
@@ -76,6 +104,7 @@ class CollectionDesk(Desk):
         for name in [name for name in self.states if gone(name)]:
             self._stop(name, self._service.containers.state.was_reset(name))
             self._forget(name)
+        self._aside = {name: each for name, each in self._aside.items() if not gone(name)}
 
     def _collection(self, name: str) -> Schedule:
         found = self.states.get(name)
@@ -105,9 +134,11 @@ class CollectionDesk(Desk):
         made = self._made(name, request)
         if request.makers is not None:
             self._replace(name)
-            self._opened[name], self._to_return[name] = request, set(request.makers)
-        self.states[name] = made
-        self._service.containers.made("collection", name, peer)
+            self._to_return[name] = set(request.makers)
+        self.states[name], self._opened[name] = made, request
+        if name in self._aside:
+            made.revive(*self._aside.pop(name))
+        self._service.containers.made(KIND, name, peer)
         self._service.answer(peer, frame.request, m.Done())
 
     def _replace(self, name: str) -> None:
@@ -123,7 +154,9 @@ class CollectionDesk(Desk):
             current = lambda: variable.version  # noqa: E731
         queue = QueueState(name, request.capacity, request.capacity_bytes)
         if request.turns is None:
-            return CollectionState(queue, request.batch_size, request.max_lag, current)
+            return CollectionState(
+                queue, request.batch_size, request.max_lag, current, request.variable
+            )
         going = self._variables.rounds.begin(f"a lockstep round of '{name}'")
         return LockstepState(
             queue, request.batch_size, request.turns, current, going, name_of=holder_name
@@ -138,7 +171,7 @@ class CollectionDesk(Desk):
         ended = [name for name, state in self.states.items() if state.over]
         for name in ended[:-REMEMBERED]:
             self._forget(name)
-            self._service.containers.state.remove("collection", name)
+            self._service.containers.state.remove(KIND, name)
 
     def _offer(self, peer: Peer, request: m.Offer, frame: Frame) -> None:
         state = self._collection(request.name)
@@ -257,3 +290,7 @@ class CollectionDesk(Desk):
     def _stats(self, peer: Peer, request: m.CollectionStats, frame: Frame) -> None:
         self._collection(request.name)
         self._service.answer(peer, frame.request, m.Text(self._counters(request.name)))
+
+
+def _pieces(runs: list[Run]) -> list[Piece]:
+    return [piece(run) for run in runs]

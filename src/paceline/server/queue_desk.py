@@ -51,9 +51,7 @@ class QueueDesk(KeptDesk[QueueState]):
         return QueueState(brought.key, *wanted)
 
     def fill(self, state: QueueState, brought: Brought) -> None:
-        for run, (producer, priority) in zip(brought.runs, brought.about, strict=True):
-            run.producer, run.priority, run.owner = str(producer), int(priority), None
-        state.revive(brought.facts, brought.runs)
+        state.revive(brought.facts, unowned(brought))
         if state.name in self.states:
             self._changed(state.name)
 
@@ -142,6 +140,13 @@ class QueueDesk(KeptDesk[QueueState]):
 
     def _stats(self, peer: Peer, request: m.QueueStats, frame: Frame) -> None:
         self._service.answer(peer, frame.request, m.Text(self.state(request.name).stats()))
+
+
+def unowned(brought: Brought) -> list[Run]:
+    """Items that were noted, as those of nobody who is here."""
+    for run, (producer, priority) in zip(brought.runs, brought.about, strict=True):
+        run.producer, run.priority, run.owner = str(producer), int(priority), None
+    return brought.runs
 
 
 def ranked(queue: QueueState, runs: list[Run], priorities: Sequence[int]) -> None:
