@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import platform
@@ -18,7 +19,7 @@ import ray.util
 from paceline._version import __version__
 from paceline.core.clock import checked_timeout
 from paceline.core.errors import TimedOut
-from paceline.engines.base import Link, readable, run_through
+from paceline.engines.base import Exit, Link, readable, run_through
 
 PROTOCOL = 5
 
@@ -56,7 +57,7 @@ class ActorLink(Link):
         self._inbox: deque[bytes] = deque()
         self._outbox: list[bytes] = []
         self._hung_up = False
-        self._end: tuple[int, str | None] | None = None
+        self._end: Exit | None = None
         self.host = ray.util.get_node_ip_address()
         self.remedy = f"on the node {self.host}: {REMEDY}"
 
@@ -83,17 +84,17 @@ class ActorLink(Link):
             self._hung_up = self._hung_up or hang_up
             self._changed.notify_all()
 
-    def take(self) -> tuple[list[bytes], tuple[int, str | None] | None]:
-        """Wait for what the task sends, or for its end: a status, and its traceback."""
+    def take(self) -> tuple[list[bytes], Exit | None]:
+        """Wait for what the task sends, or for its end."""
         with self._changed:
             self._changed.wait_for(lambda: self._outbox or self._end)
             bodies, self._outbox = self._outbox, []
             return bodies, self._end
 
-    def end(self, status: int, error: str | None = None) -> None:
+    def end(self, how: Exit) -> None:
         """The target has ended."""
         with self._changed:
-            self._end = status, error
+            self._end = how
             self._changed.notify_all()
 
 
@@ -130,20 +131,16 @@ class Actor:
         sys.path += [each for each in path if each not in sys.path and os.path.isdir(each)]
         try:
             run_through(_loaded(target), self._link)
-        except SystemExit as e:
-            self._link.end(e.code if isinstance(e.code, int) else int(e.code is not None))
         except BaseException as e:
-            here = e.__traceback__
-            lines = traceback.format_exception(e.with_traceback(here.tb_next if here else None))
-            self._link.end(1, "".join(lines))
+            self._link.end(Exit.by(e))
         else:
-            self._link.end(0)
+            self._link.end(Exit(status=0))
 
     def give(self, bodies: list[bytes], hang_up: bool) -> None:
         """Hand over what the launcher sent since the last time."""
         self._link.give(bodies, hang_up)
 
-    def take(self) -> tuple[list[bytes], tuple[int, str | None] | None]:
+    def take(self) -> tuple[list[bytes], Exit | None]:
         """Wait for what the task sends."""
         return self._link.take()
 
@@ -152,9 +149,13 @@ class Actor:
         frame = sys._current_frames().get(self._thread or 0)
         if frame is None:
             return ""
+        # What is further out, from `work` on, is Ray's.
+        ours = itertools.takewhile(
+            lambda call: call[0].f_code.co_filename != __file__, traceback.walk_stack(frame)
+        )
         calls = [
             f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}'
-            for each, line in traceback.walk_stack(frame)
+            for each, line in ours
         ]
         return readable("\n".join(["The worker's thread (most recent call first):", *calls]))
 

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -104,6 +105,18 @@ class Exit:
     error: str | None = None
     cause: str | None = None
     hopeless: bool = False
+
+    @classmethod
+    def by(cls, error: BaseException) -> "Exit":
+        """The end of a target that raised `error`, where its task has no process that tells it."""
+        if isinstance(error, SystemExit):
+            code = error.code
+            return cls(status=code if isinstance(code, int) else int(code is not None))
+        here = error.__traceback__
+        lines = traceback.format_exception(error.with_traceback(here.tb_next if here else None))
+        if isinstance(error, KeyboardInterrupt):
+            return cls(signal="SIGINT", error="".join(lines))
+        return cls(status=1, error="".join(lines))
 
     def __str__(self) -> str:
         if self.cause:

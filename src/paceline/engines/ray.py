@@ -176,14 +176,14 @@ class RayTask(Task):
         if before and before != found["node"]:
             self._engine.moved(self._name, self.body.address, before, found)
 
-    def _took(self, sent: tuple[list[bytes], tuple[int, str | None] | None]) -> None:
+    def _took(self, sent: tuple[list[bytes], Exit | None]) -> None:
         bodies, end = sent
         for body in bodies:
             self._loop.tell(self._listener.received, self, pickle.loads(body))
         if end is None:
             self._ask(self._took, "take", "take")
         else:
-            self._end(Exit(status=end[0], error=end[1]))
+            self._end(end)
 
     def _queue(self, body: bytes) -> None:
         self._outbox.append(body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -69,14 +68,12 @@ class SerialTask(Task):
             return bool(next(self._steps))
         except StopIteration:
             self._end(Exit(status=0))
-        except SystemExit as e:
-            self._end(Exit(status=e.code if isinstance(e.code, int) else int(e.code is not None)))
         except KeyboardInterrupt:
             # Ctrl-C ends the function that is at work, and is heard by whoever drives it.
             self._end(Exit(signal="SIGINT"))
             raise
-        except Exception:
-            self._end(Exit(status=1, error=traceback.format_exc()))
+        except (Exception, SystemExit) as e:
+            self._end(Exit.by(e))
         return True
 
     def kill(self) -> None:

@@ -86,8 +86,8 @@ class ThreadTask(Task):
         how = Exit(status=0)
         try:
             run_through(self._target, self._link)
-        except BaseException:
-            how = Exit(status=1, error=traceback.format_exc())
+        except BaseException as e:
+            how = Exit.by(e)
         self._exit = how
         self._listener.ended(self, how)
 

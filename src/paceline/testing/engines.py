@@ -1,5 +1,6 @@
 """The contract of an engine, as checks that any engine can be put through."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -160,6 +161,14 @@ def check_a_raising_target_ends_with_its_traceback(make: Callable[[], Engine]) -
         assert recorder.heard("worker:0", "received") == ["hello"]
 
 
+def check_an_exit_keeps_its_status(make: Callable[[], Engine]) -> None:
+    """A target that calls `sys.exit` ends with that status, and with no traceback."""
+    with make() as engine:
+        recorder = Recorder(engine)
+        engine.start(TaskSpec("worker:0", _exit), recorder)
+        assert recorder.exit("worker:0") == Exit(status=3)
+
+
 def check_a_receive_can_time_out(make: Callable[[], Engine]) -> None:
     """`receive(timeout=0)` does not wait, and what comes later is still received."""
     with make() as engine:
@@ -214,6 +223,7 @@ ENGINE_CHECKS: tuple[Callable[[Callable[[], Engine]], None], ...] = (
     check_large_messages_arrive_whole,
     check_closures_run,
     check_a_raising_target_ends_with_its_traceback,
+    check_an_exit_keeps_its_status,
     check_a_receive_can_time_out,
     check_a_stop_lets_a_task_end_by_itself,
     check_a_close_ends_all_tasks_and_leaves_nothing,
@@ -247,6 +257,10 @@ def _echo_then_say_bye(link: Link) -> Steps:
 
 def _greet(link: Link) -> None:
     link.send("hello")
+
+
+def _exit(link: Link) -> None:
+    sys.exit(3)
 
 
 def _raise(link: Link) -> None:
