@@ -18,14 +18,14 @@ ray = pytest.importorskip("ray")
 warned = pytest.mark.filterwarnings("default")
 
 
-def acting() -> set[str]:
-    """The processes of actors on this machine."""
+def acting() -> set[int]:
+    """The processes of actors on this machine. Their names change with what they are at."""
     found = set()
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError):
             words = Path("/proc", entry, "cmdline").read_bytes().partition(b"\0")[0].decode()
             if words.startswith("ray::") and "IDLE" not in words:
-                found.add(f"{int(entry)} {words}")
+                found.add(int(entry))
     return found
 
 
@@ -46,14 +46,14 @@ def joined(**options: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def nothing_of_ours() -> Iterator[None]:
     """Fail where a thread, an actor, or what one takes of the cluster is left."""
-    threads, actors = set(threading.enumerate()), acting()
+    threads, actors, groups = set(threading.enumerate()), acting(), _groups()
     yield
     until(lambda: not {t for t in threading.enumerate() if t.name.startswith("pace")} - threads, 5)
     until(lambda: not acting() - actors, 10)
-    if ray.is_initialized():
-        until(lambda: not ray.util.placement_group_table() or _removed(), 10)
+    until(lambda: not _groups() - groups, 10)
 
 
-def _removed() -> bool:
-    table = ray.util.placement_group_table()
-    return all(each["state"] == "REMOVED" for each in table.values())
+def _groups() -> set[str]:
+    """What takes something of the cluster."""
+    table = ray.util.placement_group_table() if ray.is_initialized() else {}
+    return {name for name, each in table.items() if each["state"] != "REMOVED"}
