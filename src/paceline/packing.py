@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from paceline.transports.base import Arena, Block, Buffers, Inline, Memory
 
 LARGE = 1 << 20
 """Bytes from which on a version is not kept only to be found again."""
+
+SMALL_ITEM = 4 << 10
+"""Bytes of arrays up to which an item of a worker is copied once more, to share a run."""
 
 RUN_BYTES = 256 << 10
 """Bytes of arrays up to which items share one block, which is free again when all are gone."""
@@ -75,15 +79,51 @@ def pack_items(
     ]
 
 
+@dataclass(slots=True)
+class Made:
+    """One item, which no longer needs its maker's memory.
+
+    The arrays of a small one are in `row`, to travel with others alike, else in `block`.
+    """
+
+    flat: trees.Flat
+    version: int
+    metrics: dict[str, list[float]] | None
+    row: bytearray | None
+    block: Block | None
+
+
 def pack_item(
     arena: Arena, item: Tree, what: str, version: int, metrics: dict[str, list[float]] | None
-) -> tuple[m.RunHead, Block | None]:
+) -> Made:
     """Take one item apart, with what was logged while it was made; raises as `pack`."""
-    with said_of(what):
-        flat = trees.flatten(item, convert)
-    columns = [[value] for value in flat.values]
-    logged = [] if metrics is None else [metrics]
-    return m.RunHead(flat.layout, 1, columns, version, logged), _written(arena, flat)
+    flat = taken(item, what)
+    if flat.nbytes > SMALL_ITEM:
+        return Made(flat, version, metrics, None, _written(arena, flat))
+    row = bytearray(flat.nbytes)
+    flat.write(memoryview(row))
+    return Made(flat, version, metrics, row, None)
+
+
+def pack_made(arena: Arena, made: Sequence[Made]) -> list[tuple[m.RunHead, Block | None]]:
+    """The same items in runs of those that follow each other alike; raises OutOfMemory."""
+    return [_joined(arena, list(alike)) for _, alike in groupby(made, _alike)]
+
+
+def _alike(made: Made) -> tuple[bytes, int, int]:
+    return made.flat.layout, made.version, 0 if made.block is None else id(made.block)
+
+
+def _joined(arena: Arena, made: list[Made]) -> tuple[m.RunHead, Block | None]:
+    first = made[0]
+    columns = [list(column) for column in zip(*(each.flat.values for each in made), strict=True)]
+    logged = [each.metrics or {} for each in made] if any(each.metrics for each in made) else []
+    head = m.RunHead(first.flat.layout, len(made), columns, first.version, logged)
+    if first.row:
+        block = arena.allocate(len(first.row) * len(made))
+        block.view()[:] = b"".join(each.row for each in made if each.row)
+        return head, block
+    return head, first.block
 
 
 def memory(buffers: Buffers, place: int = 0) -> Memory | None:

@@ -27,7 +27,7 @@ class _FirstVariable(enum.Enum):
 
 FIRST_VARIABLE: Any = _FirstVariable.FIRST
 
-MOST_AHEAD = 8
+MOST_AHEAD = 64
 """Items that a worker may have admitted at a time, if they are quick."""
 
 

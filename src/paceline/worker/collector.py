@@ -16,7 +16,7 @@ from paceline.core.account import ADMISSION, BUSY, HANDING
 from paceline.core.errors import Disconnected, FunctionError, PacelineError, SchemaError, TimedOut
 from paceline.core.versions import count_of
 from paceline.handles import PATIENCE, lasting
-from paceline.packing import pack_item
+from paceline.packing import Made, pack_item, pack_made
 from paceline.pending import Pending
 from paceline.session import Session
 from paceline.transports.base import Block
@@ -61,7 +61,7 @@ class Collector:
         self._made: Iterator[Any] = iter(()) if self._lockstep else self._make()
         self._credits = 0
         self._longest = QUICK
-        self._held: list[tuple[m.RunHead, Block | None]] = []
+        self._held: list[Made] = []
         self._pending: Pending | None = None
         self._thread = threading.get_ident()
         self._conduct = worker.session.lines.conduct
@@ -112,12 +112,13 @@ class Collector:
     @property
     def _ahead(self) -> int:
         """How many items to have admitted at a time; one where items take long."""
-        if self._longest * self._job.ahead < QUICK:
-            return self._job.ahead
+        quick = min(self._job.ahead, int(QUICK / self._longest))
+        if quick > 1:
+            return quick
         return 2 if self._longest < SOON and self._waits and not self._lockstep else 1
 
     def _admitted(self) -> Generator[bool, None, None]:
-        if not self._connection.alive():
+        if not self._held and not self._connection.alive():
             # What it had granted has ended with it.
             self._credits = 0
         if self._credits == 0:
@@ -136,7 +137,7 @@ class Collector:
             self._held.append(pack_item(arena, item, what, version, logged))
         except SchemaError as e:
             raise SchemaError(f"{e} (yielded at {_place(self._made)})") from None
-        self._worker.box.made(self._held[-1][0].layout)
+        self._worker.box.made(self._held[-1].flat.layout)
         self.items += 1
         self._credits -= 1
 
@@ -186,7 +187,8 @@ class Collector:
 
     def _take_held(self) -> tuple[list[m.RunHead], list[Block | None]]:
         held, self._held = self._held, []
-        return [head for head, _ in held], [block for _, block in held]
+        runs = pack_made(self._connection.arena, held)
+        return [head for head, _ in runs], [block for _, block in runs]
 
     @lasting
     def _settle(self) -> None:
