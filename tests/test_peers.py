@@ -190,16 +190,16 @@ def test_the_report_goes_between_its_marks_and_names_where_a_peer_is_better(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_peers_that_need_no_installation_are_measured_and_kept(tmp_path: Path) -> None:
     program = ROOT / "benchmarks" / "beside_peers.py"
     done = subprocess.run(
         [sys.executable, str(program), "--quick", "--rounds", "1", "--to", str(tmp_path)],
-        capture_output=True, text=True, timeout=230, check=False,
+        capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     figures = results.kept("peers", tmp_path)["figures"]
     assert {each["peer"] for each in figures} == {"nothing", "multiprocessing"}
     assert {each["work"] for each in figures} == set(plan.WORKS)
     assert [each for each in figures if "failed" in each] == []
-    assert "scalar read, across cores" in done.stdout
+    assert "scalar read" in done.stdout

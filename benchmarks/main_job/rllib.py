@@ -57,7 +57,7 @@ def main() -> None:
     """Train until there is enough to report."""
     report = Report("rllib_ppo")
     ray.init(
-        num_cpus=report.job.workers + 2, include_dashboard=False, log_to_driver=False,
+        "local", num_cpus=report.job.workers + 2, include_dashboard=False, log_to_driver=False,
         logging_level=logging.ERROR,
     )  # fmt: skip
     algorithm = configured(report).build_algo()

@@ -26,10 +26,15 @@ def main() -> None:
     """Train until the workers of the node that died make items elsewhere."""
     nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
     dying = nodes.add_node(num_cpus=2)
-    nodes.add_node(num_cpus=3)
+    nodes.add_node(num_cpus=3, resources={"serves": 1})
     where: dict[int, str] = {}
     moved: list[int] = []
-    engine = paceline.Ray(address=nodes.address, worker={"num_cpus": 1}, strategy="SPREAD")
+    engine = paceline.Ray(
+        address=nodes.address,
+        ps={"resources": {"serves": 1}},  # a server's death ends the cluster
+        worker={"num_cpus": 1},
+        strategy="SPREAD",
+    )
     with paceline.Cluster(3, engine=engine, progress="quiet") as cluster:
         policy = cluster.variable("policy", np.zeros(2))
         collection = cluster.collect(play, policy, batch_size=4)
