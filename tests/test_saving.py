@@ -136,3 +136,16 @@ def test_what_is_no_argument_is_named(tmp_path: Path, options: dict[str, Any], s
         with pytest.raises(SchemaError, match=r"^restore: folder: the path of a folder, not None"):
             session.restore(None)  # type: ignore[arg-type]
         assert list(tmp_path.iterdir()) == []
+
+
+def test_versions_go_on_when_what_was_reset_again_and_again_is_restored(tmp_path: Path) -> None:
+    with paceline.Session(container="c") as session:
+        session.variable("x", np.zeros(2))
+        session.save(tmp_path)
+        before = 0
+        for _ in range(5):
+            session.reset("c")
+            before = session.variable("x", np.ones(2)).version
+        session.reset("c")
+        session.restore(tmp_path)
+        assert session.variable("x").version > before

@@ -17,6 +17,7 @@ from paceline.server.lines import Peer
 from paceline.server.parking import Parked
 from paceline.server.queue_desk import received
 from paceline.server.service import Desk, Handler, Service
+from paceline.server.variable_desk import VariableDesk
 from paceline.transports.base import Frame, Memory
 
 LIMIT = 2.0
@@ -127,7 +128,8 @@ class CutDesk(Desk):
     def _noticed(self, peer: Peer, request: m.Noticed, frame: Frame) -> None:
         found = [each for each in containers(request.containers) or () if self._marked(each)]
         restoring = self._service.cluster.restoring
-        self._service.answer(peer, frame.request, m.Text([found, self._service.epoch, restoring]))
+        epoch = self._service.desk(VariableDesk).epoch
+        self._service.answer(peer, frame.request, m.Text([found, epoch, restoring]))
 
     def _mark(self, only: list[str] | None) -> None:
         state = self._service.containers.state

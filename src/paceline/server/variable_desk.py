@@ -41,7 +41,7 @@ class VariableDesk(Desk):
         self._words: dict[str, int] = {}
         self._free_words = list(range(WORDS))[::-1]
         # Of what is made now. After a reset it is a later one, so that no version comes again.
-        self._epoch = service.epoch
+        self.epoch = service.epoch
         self._bounded: list[str] = []
         # Who has to know of each new version, by the variable's name.
         self.watchers: dict[str, list[Callable[[int], None]]] = {}
@@ -79,11 +79,11 @@ class VariableDesk(Desk):
             self._board_words[word] = 0
             self._free_words.append(word)
         self._bounded = [name for name in self._bounded if not gone(name)]
-        self._epoch += bool(ended)
+        self.epoch += bool(ended)
 
     def begin(self, epoch: int) -> None:
         """What is made from now on has versions of that epoch, or of a later one."""
-        self._epoch = max(self._epoch, epoch)
+        self.epoch = max(self.epoch, epoch)
 
     def variable(self, name: str) -> VariableState:
         """The variable of that name.
@@ -183,7 +183,7 @@ class VariableDesk(Desk):
         if not self._free_words:
             raise SchemaError(f"variable '{name}': a server holds {WORDS} variables at most")
         state = VariableState(
-            checked(name), self._epoch, memory=bound, spread=spread, called=holder_name
+            checked(name), self.epoch, memory=bound, spread=spread, called=holder_name
         )
         state.kept.check_bound(first.nbytes)
         if bound is not None:
