@@ -21,9 +21,9 @@ from paceline.server.variable_desk import VariableDesk
 from paceline.session import Session
 from paceline.testing import serving
 from paceline.transports import tcp
-from paceline.transports.base import Address, Arena, Block, Frame, HeapArena
+from paceline.transports.base import MOST, Address, Arena, Block, Frame, HeapArena
 from paceline.transports.shared import RESERVED_AT_ONCE, SharedArena, SharedBlock
-from paceline.transports.stream import MOST, OUTBOX_LIMIT
+from paceline.transports.stream import OUTBOX_LIMIT
 from paceline.transports.tcp import TcpListener, host_and_port
 from paceline.transports.tcp_channel import TcpChannel
 from paceline.transports.unix import UnixListener

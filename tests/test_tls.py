@@ -23,9 +23,8 @@ from paceline import ClusterSpec, Refused, SchemaError, Server, Session, Tls
 from paceline.core.codec import PREFIX, PROTOCOL, REQUEST, encode_envelope
 from paceline.server.strangers import STRANGERS
 from paceline.transports import tcp
-from paceline.transports.base import Block, Frame, HeapArena
+from paceline.transports.base import MOST, Block, Frame, HeapArena
 from paceline.transports.encrypted import AT_ONCE
-from paceline.transports.stream import MOST
 from paceline.transports.tcp import TcpListener, host_and_port
 from paceline.transports.tls_channel import TlsChannel
 

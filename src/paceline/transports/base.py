@@ -33,6 +33,9 @@ TRANSPORTS = {
 }
 
 
+MOST = 1 << 20
+"""Bytes that one call takes from a socket, or after which it begins no more."""
+
 NEAR = "near"
 """Addresses of servers on any hosts, whose own host reaches them in a nearer way."""
 

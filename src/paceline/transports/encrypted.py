@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar, cast
 
-from paceline.transports.stream import MOST
+from paceline.transports.base import MOST
 
 AT_ONCE = 1 << 16
 """Bytes that are taken from the socket at once. OpenSSL looks for data until it finds some, through

@@ -16,11 +16,10 @@ from typing import NoReturn
 from paceline.core import codec
 from paceline.core.codec import PREFIX, PROTOCOL
 from paceline.core.errors import Disconnected, ProtocolError
-from paceline.transports.base import Buffers, Channel, Frame, Stuck
+from paceline.transports.base import MOST, Buffers, Channel, Frame, Stuck
 from paceline.transports.pieces import SEND_PAUSE, Piece, drop, locked
 
 CHUNK = 1 << 16
-MOST = 1 << 20
 TICK = 1.0
 TURN = 4 << 20
 """Bytes after which a server that sends to one peer looks after the others."""

@@ -10,9 +10,9 @@ from paceline.core import codec
 from paceline.core.codec import PREFIX, PROTOCOL, Envelope
 from paceline.core.errors import ProtocolError
 from paceline.transports.arrival import Arrival
-from paceline.transports.base import SMALL, UNREAD_LIMIT, Arena, Buffers, Frame
+from paceline.transports.base import MOST, SMALL, UNREAD_LIMIT, Arena, Buffers, Frame
 from paceline.transports.pieces import Piece
-from paceline.transports.stream import MOST, StreamChannel
+from paceline.transports.stream import StreamChannel
 
 AT_ONCE = 64
 """Pieces that one system call sends."""
